@@ -39,7 +39,7 @@ class Grid:
         self.vector, self.stage = vector, ""
         self.client, self.all, self.up = 0.0, 0.0, 0
 
-    def send_and_receive(self, messages: list[Message], *, timeout: float | None = None) -> list[Message]:  # noqa: ARG002
+    def send_and_receive(self, messages: list[Message], *, timeout: float | None = None) -> list[Message]:
         late = self.stage in STAGES[2:]
         return [self._answer(m) for m in messages if not (late and m.metadata.dst_node_id in self.gone)]
 

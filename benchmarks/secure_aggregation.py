@@ -29,7 +29,7 @@ from modicum.secure_aggregation import (
     Entry,
     MemoryStore,
     Step,
-    Terms,
+    SumTerms,
     add_masked,
     gather_consents,
     gather_keys,
@@ -69,10 +69,10 @@ class Meter:
 class Other(Client):
     """Everybody but the client that is measured: believes signatures, so that large rounds are soon over."""
 
-    def _read_keys(self, round: int, body: bytes) -> dict[int, wire.Message]:  # noqa: ARG002
+    def _read_keys(self, round: int, body: bytes) -> dict[int, wire.Message]:
         return _believed(body, wire.keys_length(self.terms))
 
-    def _agreed_set(self, round: int, body: bytes, name: bytes) -> bytes:  # noqa: ARG002
+    def _agreed_set(self, round: int, body: bytes, name: bytes) -> bytes:
         own = self._store.read(round, Step.CONSENT)
         assert own is not None
         return own.message[wire.HEADER.size + len(name) : -wire.SIGNATURE]
@@ -96,12 +96,12 @@ class Light(MemoryStore):
         super().write(round, step, Entry(entry.request, entry.state, kept), erase=erase)
 
 
-def federation(clients: int, dimension: int, bits: int) -> tuple[Terms, list[Client]]:
+def federation(clients: int, dimension: int, bits: int) -> tuple[SumTerms, list[Client]]:
     """Half of the clients may drop out up to 100 clients, a tenth beyond."""
     keys = [Ed25519PrivateKey.generate() for _ in range(clients)]
     public = tuple(k.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw) for k in keys)
     threshold = (clients + COLLUDERS) // 2 + 1 if clients <= 100 else clients - clients // 10
-    terms = Terms(
+    terms = SumTerms(
         run="benchmark",
         keys=public,
         threshold=threshold,

@@ -109,7 +109,7 @@ class StepQuantile:
     def init(self, public: PublicFacts) -> State:
         return {"bound": 1.0, "rounds": public.rounds}
 
-    def decide(self, state: State, round: int, clients: Sequence[str]) -> dict[str, Decision]:  # noqa: ARG002
+    def decide(self, state: State, round: int, clients: Sequence[str]) -> dict[str, Decision]:
         return dict.fromkeys(clients, Decision(state["bound"]))
 
     def observe(self, state: State, observed: Observation) -> State:

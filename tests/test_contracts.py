@@ -23,7 +23,6 @@ from modicum.federation.interference import frozen
 from modicum.federation.transcript import Remember
 from modicum.mechanisms.record_local import RecordLocal
 from modicum.methods import METHODS, Composed
-from modicum.parts.options import help_of
 from modicum.policies import Fixed
 from modicum.privacy.certificate import Certificate
 from modicum.privacy.plan import Guard
@@ -319,7 +318,7 @@ class TestMethod:
         spec: Any = METHOD_ROWS[name]
         assert spec == type(spec)(**{f.name: getattr(spec, f.name) for f in fields(spec)})
         hash(spec)
-        assert all(help_of(f) for f in fields(spec))
+        assert all(f.metadata["help"] for f in fields(spec))
         assert (type(spec).__doc__ or "").endswith(".")
 
     def test_is_registered_under_its_name(self, name: str) -> None:

@@ -51,6 +51,12 @@ def test_every_block_says_what_it_is(path: Path) -> None:
     assert {block.language for block in blocks(path)} <= LANGUAGES
 
 
+@pytest.mark.parametrize("path", [p for p in PAGES if relative(p).startswith("docs")], ids=relative)
+def test_a_page_is_read_in_one_sitting(path: Path) -> None:
+    """Longer ones are cut, or split where a reader would stop."""
+    assert len(path.read_text(encoding="utf-8").split()) <= 1500
+
+
 @pytest.mark.parametrize("block", all_blocks("bash", "console"), ids=place)
 def test_commands_parse(block: Block) -> None:
     for words in commands(block):

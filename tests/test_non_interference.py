@@ -54,7 +54,7 @@ def interferes(
     spec: MethodSpec,
     folder: Path,
     around: Callable[[GateWatch], GateWatch] = lambda w: w,
-    noise: Callable[[int], NoiseSource] = lambda seed: CryptoNoise(),  # noqa: ARG005
+    noise: Callable[[int], NoiseSource] = lambda seed: CryptoNoise(),
     **settings: Any,
 ) -> bool:
     """Whether a second run shows another picture. `around` puts a leak between the gates and the mechanism."""
@@ -142,7 +142,7 @@ class PeekingPolicy(AdaptiveQuantile):
 class Peeking:
     """A method whose policy and training share a list behind everyone's back."""
 
-    def build(self, setting: Setting) -> Method:  # noqa: ARG002
+    def build(self, setting: Setting) -> Method:
         drop: list[float] = []
         return Method(
             name="peeking",
@@ -165,7 +165,7 @@ class SmugglingTraining(Supervised):
         state["norm"] = records.x.norm().item()
         return super().targets(records, state, backend)
 
-    def finish(self, records: Batch, state: State, trained: Tensor, backend: Backend) -> State:  # noqa: ARG002
+    def finish(self, records: Batch, state: State, trained: Tensor, backend: Backend) -> State:
         return {**state, "policy": {"bound": 1.0 + state["norm"] / 100, "rounds": 4}}
 
 
@@ -173,7 +173,7 @@ class SmugglingTraining(Supervised):
 class Smuggling:
     policy: Policy
 
-    def build(self, setting: Setting) -> Method:  # noqa: ARG002
+    def build(self, setting: Setting) -> Method:
         return Method(
             name="smuggling",
             training=SmugglingTraining(Sgd(0.3)),

@@ -45,7 +45,7 @@ def test_the_lines_of_the_page_on_comparing(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_the_columns_of_the_guide_are_valid() -> None:
-    (text,) = [block for block in blocks("docs/data.md", "toml") if "columns" in block]
+    (text,) = [block for block in blocks("docs/own-data.md", "toml") if "columns" in block]
     columns = check(parse(text + '[method]\nname = "dp-sgd"\n', "guide")).data.columns
     assert columns["sex"].categories == ("f", "m")
 
@@ -57,7 +57,7 @@ def test_the_file_of_the_guide_is_valid() -> None:
 
 @pytest.mark.parametrize("table", [DataConfig, PrivacyConfig, RunConfig, MetricConfig])
 def test_the_guide_has_every_setting(table: type) -> None:
-    guide = (ROOT / "docs/config.md").read_text()
+    guide = "".join((ROOT / "docs" / name).read_text() for name in ("config.md", "config-run.md"))
     for info in describe(table):
         assert re.search(rf"^\| `{info.name}` \| .*\| {re.escape(info.help)} \|$", guide, re.MULTILINE), info.name
 

@@ -284,7 +284,7 @@ def test_agreed_classes_and_clients_of_their_own_are_run(tmp_path: Path, monkeyp
         return {name: tuple(value.shape) for name, value in run.parameters.items()}, run.summary.run
 
     assert told(2, "a", classes=3) == told(1, "b", classes=3)
-    monkeypatch.setattr("modicum.runs.refuse_peeks", lambda _: None)
+    monkeypatch.setattr("modicum.runs.playing.refuse_peeks", lambda _: None)
     assert told(2, "c") != told(1, "d")
 
 

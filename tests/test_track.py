@@ -94,7 +94,7 @@ def test_a_tracker_that_is_told_everything_is_caught(tmp_path: Path, monkeypatch
 
 def test_a_tracker_that_fails_is_left_out_and_the_run_goes_on() -> None:
     class Broken(Notes):
-        def round(self, number: int, values: Mapping[str, float]) -> None:  # noqa: ARG002
+        def round(self, number: int, values: Mapping[str, float]) -> None:
             raise ConnectionError("nobody there")
 
     broken, notes = Broken(), Notes()

@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 GONE = re.compile(
     r"\bdoors?\b|core[./]sockets|CannotKeepBooks|\bkeep(?:s|ing)? books\b|\btwins?\b|\brooms of the house\b"
-    r"|\bthat are nobody's\b|\bforth and back\b|attacks[./]wire\b",
+    r"|\bthat are nobody's\b|\bforth and back\b|attacks[./]wire\b|federation[./]keep\b",
     re.IGNORECASE,
 )
 MEANT = {

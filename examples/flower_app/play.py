@@ -40,7 +40,7 @@ class InProcess(Grid):
             run_id=1, node_id=100 + number, node_config=own, state=RecordDict(), run_config=dict(SETTINGS)
         )
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:  # noqa: ARG002
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """Each client's answer."""
         return [self._answer(message) for message in messages]
 
@@ -75,11 +75,11 @@ def stand_in(x: NDArray[np.uint8], y: NDArray[np.int64]) -> types.ModuleType:
             self.parts = num_partitions
 
     class FederatedDataset:
-        def __init__(self, dataset: str, partitioners: dict[str, IidPartitioner]) -> None:  # noqa: ARG002
+        def __init__(self, dataset: str, partitioners: dict[str, IidPartitioner]) -> None:
             order = np.random.default_rng(0).permutation(len(y))
             self.rows = np.array_split(order, partitioners["train"].parts)
 
-        def load_partition(self, number: int, split: str) -> Partition:  # noqa: ARG002
+        def load_partition(self, number: int, split: str) -> Partition:
             return Partition(image=x[self.rows[number]], label=y[self.rows[number]])
 
     module, part = types.ModuleType("flwr_datasets"), types.ModuleType("flwr_datasets.partitioner")

@@ -34,7 +34,7 @@ class BestClient:
     needs_individuals = True
     needs = (Need.PUBLIC_LABELS,)
 
-    def init(self, public: PublicFacts) -> State:  # noqa: ARG002
+    def init(self, public: PublicFacts) -> State:
         return {"losses": []}
 
     def combine(

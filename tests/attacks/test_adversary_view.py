@@ -40,7 +40,7 @@ Attack = Callable[[AdversaryView], Sequence[Guess]]
 
 
 def on(attack: Callable[..., list[Guess]], **settings: object) -> Callable[[Experiment], Attack]:
-    return lambda experiment: lambda view: attack(Targets.of(view, view.observed), **settings)  # noqa: ARG005
+    return lambda experiment: lambda view: attack(Targets.of(view, view.observed), **settings)
 
 
 ATTACKS = {

@@ -107,7 +107,7 @@ def test_without_privacy_nearly_everything_is_proved() -> None:
 class ThirdOfTheNoise(ChangedGate):
     """Noise a third of what was reserved."""
 
-    def change(self, sums: Values, noised: Values, release: Release) -> Values:  # noqa: ARG002
+    def change(self, sums: Values, noised: Values, release: Release) -> Values:
         return {name: sums[name] + (noised[name] - sums[name]) / 3 for name in noised}
 
 
@@ -307,7 +307,7 @@ def test_what_an_unrefused_audit_would_tell_depends_on_the_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Negative control: without the refusal a real run's certificate holds what was measured on its records."""
-    monkeypatch.setattr("modicum.runs.refuse_real", lambda simulation: None)  # noqa: ARG005
+    monkeypatch.setattr("modicum.runs.playing.refuse_real", lambda simulation: None)
     told = Certificate.read(real_run(tmp_path, "one-run") / "certificate.json")
     assert not told.noise["simulation"]
     assert told.audit is not None

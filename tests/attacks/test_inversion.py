@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from modicum.attacks.images import best_blind_guess, floors, hit_rate, likeness, matched, psnr, ssim
+from modicum.attacks.images import HIT, blind_rates, floors, hit_rate, likeness, matched, psnr, ssim
 from modicum.attacks.inversion.analytic import analytic, first_inputs
 from modicum.attacks.inversion.bayes import RIDGE, Gaussian, bayes
 from modicum.attacks.inversion.dlg import dlg
@@ -222,7 +222,7 @@ def test_figures_are_for_each_image() -> None:
     assert torch.equal(matched(x.flip(0), x)[0], x)
     assert torch.equal(matched(x[:1], x.flip(0))[1], x[:1])
     assert hit_rate([0.001] * 10)[1] == pytest.approx(0.6915, abs=1e-4)
-    assert 0 < best_blind_guess(x) < 1
+    assert 0 < blind_rates(x, [HIT])[0] < 1
 
 
 def test_what_mixes_too_many_records_is_refused(tmp_path: Path) -> None:

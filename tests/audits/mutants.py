@@ -51,7 +51,7 @@ class ChangedGate:
     def release(self, release: Release, step: int, sums: Mapping[str, Tensor]) -> Values:
         return self.change(dict(sums), self.inner.release(release, step, sums), release)
 
-    def change(self, sums: Values, noised: Values, release: Release) -> Values:  # noqa: ARG002
+    def change(self, sums: Values, noised: Values, release: Release) -> Values:
         return noised
 
 
@@ -67,7 +67,7 @@ class OneLayerBare(ChangedGate):
 class NextBoundNoise(ChangedGate):
     """C is updated before the noise is drawn: clipped with C, noised for the next bound C/4."""
 
-    def change(self, sums: Values, noised: Values, release: Release) -> Values:  # noqa: ARG002
+    def change(self, sums: Values, noised: Values, release: Release) -> Values:
         return {name: sums[name] + (noised[name] - sums[name]) / 4 for name in noised}
 
 
@@ -199,11 +199,11 @@ class Peeking:
     place = Place.SERVER
     signals: tuple[Signal, ...] = ()
 
-    def init(self, public: PublicFacts) -> State:  # noqa: ARG002
+    def init(self, public: PublicFacts) -> State:
         return {"bound": 1.0}
 
-    def decide(self, state: State, round: int, clients: Sequence[str]) -> dict[str, Decision]:  # noqa: ARG002
+    def decide(self, state: State, round: int, clients: Sequence[str]) -> dict[str, Decision]:
         return dict.fromkeys(clients, Decision(state["bound"]))
 
-    def observe(self, state: State, observed: Observation) -> State:  # noqa: ARG002
+    def observe(self, state: State, observed: Observation) -> State:
         return {"bound": 0.5 + abs(sum(self.spy.seen)) % 1} if self.spy.seen else state

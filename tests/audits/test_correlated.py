@@ -44,7 +44,7 @@ def test_a_canary_that_comes_too_early_is_refused() -> None:
 
 def test_without_the_guard_a_canary_that_comes_too_early_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: participations 2 apart, charged as if they were 6 apart."""
-    monkeypatch.setattr(Correlation, "too_early", lambda self, last, number: None)  # noqa: ARG005
+    monkeypatch.setattr(Correlation, "too_early", lambda self, last, number: None)
     verdict = audit(EARLY)
     assert verdict.broken, verdict.sentence()
 

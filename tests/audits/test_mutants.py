@@ -111,7 +111,7 @@ def _uncharged_steps(mutant: bool, folder: Path) -> bool:  # noqa: ARG001
 class _Silent(SimulatedNoise):
     """Real coins, no noise: what is released is the private value itself."""
 
-    def normal(self, key: NoiseKey, size: int, std: float = 1.0, dtype: str = "float64") -> np.ndarray:  # noqa: ARG002
+    def normal(self, key: NoiseKey, size: int, std: float = 1.0, dtype: str = "float64") -> np.ndarray:
         return np.zeros(size, dtype)
 
 

@@ -58,7 +58,7 @@ def folders(tmp_path: Path) -> Folders:
 def test_from_public_records_to_tables(folders: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(TASKS, "digits", TASK)
     few = [r for r in methods.rows(TASK, PRESET.bounds) if r.name in ("fixed C=1", "FedAvg (no privacy)")]
-    monkeypatch.setattr(methods, "rows", lambda task, bounds: tuple(few))  # noqa: ARG005
+    monkeypatch.setattr(methods, "rows", lambda task, bounds: tuple(few))
     adam = methods.adam_rows
     monkeypatch.setattr(methods, "adam_rows", lambda bounds, curve: adam(bounds, curve)[:1])
     said: list[str] = []

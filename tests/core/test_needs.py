@@ -156,7 +156,7 @@ def test_without_the_check_budgets_are_spent_before_anybody_notices(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The negative control: what a method without its public data does to every client."""
-    monkeypatch.setattr(needs, "declared", lambda method: iter(()))  # noqa: ARG005
+    monkeypatch.setattr(needs, "declared", lambda method: iter(()))
     run = Simulation(experiment(ACDP, federation=no_proxy(), metrics=()), tmp_path)
     with pytest.raises(UserError, match="give the federation a proxy"):
         run.step()

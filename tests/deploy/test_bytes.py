@@ -51,7 +51,7 @@ class Tapped(Carries):
     silos: Mapping[str, Silo]
     sent: list[Sent] = field(default_factory=list)
 
-    def ask(self, kind: Kind, bodies: Mapping[str, bytes], seconds: float) -> dict[str, Answer]:  # noqa: ARG002
+    def ask(self, kind: Kind, bodies: Mapping[str, bytes], seconds: float) -> dict[str, Answer]:
         answers = {name: self.silos[name].answer(kind, body) for name, body in bodies.items()}
         for name, answer in answers.items():
             self.sent.append((name, kind, answer.body, answer.refused))

@@ -40,7 +40,7 @@ class Local(Carries):
     attack: str = ""
     kept: list[tuple[Kind, bytes, Answer]] = field(default_factory=list)
 
-    def ask(self, kind: Kind, bodies: Mapping[str, bytes], seconds: float) -> dict[str, Answer]:  # noqa: ARG002
+    def ask(self, kind: Kind, bodies: Mapping[str, bytes], seconds: float) -> dict[str, Answer]:
         given = {
             n: self.silos[n].answer(kind, b) for n, b in bodies.items() if n != VICTIM or not self.alone(kind)
         }
@@ -107,7 +107,7 @@ def test_behind_secure_aggregation_too(tmp_path: Path) -> None:
         def __init__(self, held: Mapping[str, Silo]) -> None:
             self.silos = held
 
-        def ask(self, kind: Kind, bodies: Mapping[str, bytes], seconds: float) -> dict[str, Answer]:  # noqa: ARG002
+        def ask(self, kind: Kind, bodies: Mapping[str, bytes], seconds: float) -> dict[str, Answer]:
             given = {n: self.silos[n].answer(kind, b) for n, b in bodies.items()}
             if kind is Kind.KEYS and VICTIM in bodies:
                 given[VICTIM] = Answer(refused=Code.BUDGET)

@@ -188,7 +188,7 @@ class Direct(Carries):
 
     silos: Mapping[str, Silo]
 
-    def ask(self, kind: Kind, bodies: Mapping[str, bytes], seconds: float) -> dict[str, Answer]:  # noqa: ARG002
+    def ask(self, kind: Kind, bodies: Mapping[str, bytes], seconds: float) -> dict[str, Answer]:
         return {name: self.silos[name].answer(kind, body) for name, body in bodies.items()}
 
 

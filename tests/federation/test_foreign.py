@@ -122,7 +122,7 @@ def test_a_mutant_that_forgets_them_would_pass(tmp_path: Path, monkeypatch: pyte
     """Certificate and ledger are compared: a version that never wrote them down is told from this one."""
     sound = certificates._assumptions
     with monkeypatch.context() as broken:
-        broken.setattr(certificates, "_assumptions", lambda clients, noise, parts: sound(clients, noise, ()))  # noqa: ARG005
+        broken.setattr(certificates, "_assumptions", lambda clients, noise, parts: sound(clients, noise, ()))
         run = mo.train(federation(), method=Own(), rounds=2, folder=tmp_path / "own")
         assert mo.verify(run.folder).matches
     assert not mo.verify(run.folder).matches

@@ -56,6 +56,6 @@ def test_from_train_to_the_noise_are_at_most_twelve_frames(ways: dict[str, list[
     assert len(ways["noise"]) <= 12, ways["noise"]
 
 
-def test_a_norm_is_not_much_further(ways: dict[str, list[str]]) -> None:
-    """Fourteen frames more, of which autograd's own are five."""
-    assert len(ways["norm"]) - len(ways["noise"]) <= 14, ways["norm"]
+def test_a_norm_is_eight_frames_further(ways: dict[str, list[str]]) -> None:
+    """Fourteen before; autograd's own are three of the eight."""
+    assert len(ways["norm"]) - len(ways["noise"]) <= 8, ways["norm"]

@@ -46,7 +46,7 @@ FEW_LOSSES = 4  # more than the probes take, fewer than a play has
 class Telling(Supervised):
     """Training that tells the mean raw loss of a step to whoever listens."""
 
-    tell: Callable[[float], None] = lambda loss: None  # noqa: ARG005
+    tell: Callable[[float], None] = lambda loss: None
 
     def losses(self, outputs: Tensor, targets: Mapping[str, Tensor]) -> Tensor:
         losses = super().losses(outputs, targets)
@@ -71,7 +71,7 @@ class Mutant:
     tell: Callable[[float], None]
     hear: Callable[[], float]
 
-    def build(self, setting: Setting) -> Method:  # noqa: ARG002
+    def build(self, setting: Setting) -> Method:
         return Method(
             name="mutant",
             training=Telling(Sgd(0.3), tell=self.tell),
@@ -119,7 +119,7 @@ def found_by_gc(folder: Path) -> Mutant:  # noqa: ARG001
         sizes = sorted(float(o.x.abs().sum()) for o in gc.get_objects() if isinstance(o, Batch))
         return 1 + zlib.crc32(repr(sizes).encode()) / 2**32
 
-    return Mutant(lambda loss: None, hear)  # noqa: ARG005
+    return Mutant(lambda loss: None, hear)
 
 
 def a_file(folder: Path) -> Mutant:
@@ -164,7 +164,7 @@ def test_an_honest_method_passes_on_embedded_data() -> None:
 
 
 def test_the_same_parts_without_the_back_door_pass() -> None:
-    deaf = Mutant(lambda loss: None, lambda: 0.0)  # noqa: ARG005
+    deaf = Mutant(lambda loss: None, lambda: 0.0)
     assert mo.check(deaf, federation=federation()).holds
 
 
@@ -217,7 +217,7 @@ def odd(change: Callable[[Arrays, int], Arrays]) -> Federation:
 ODD: dict[str, Callable[[Arrays, int], Arrays]] = {
     "a record each": lambda own, i: Arrays(own.x[:1], np.full_like(own.y[:1], i % 2)),
     "a class each": lambda own, i: Arrays(own.x, np.full_like(own.y, i % 2)),
-    "huge": lambda own, i: Arrays((own.x * 1e30).astype(np.float32), own.y),  # noqa: ARG005
+    "huge": lambda own, i: Arrays((own.x * 1e30).astype(np.float32), own.y),
 }
 
 
@@ -233,11 +233,11 @@ def test_a_peek_is_found_where_clients_have_a_record_each(tmp_path: Path) -> Non
 
 
 REFUSED: dict[str, tuple[Callable[[Arrays, int], Arrays], str]] = {
-    "one class": (lambda own, i: Arrays(own.x, np.zeros_like(own.y)), "nothing to learn"),  # noqa: ARG005
+    "one class": (lambda own, i: Arrays(own.x, np.zeros_like(own.y)), "nothing to learn"),
     "no records": (lambda own, i: Arrays(own.x[:i], own.y[:i]), "no training records"),
-    "NaN": (lambda own, i: Arrays(np.where(own.x > 1, np.nan, own.x), own.y), "NaN or Inf"),  # noqa: ARG005
-    "infinite": (lambda own, i: Arrays(np.where(own.x > 1, np.inf, own.x), own.y), "NaN or Inf"),  # noqa: ARG005
-    "labels beyond": (lambda own, i: Arrays(own.x, own.y + 9), "outside 0"),  # noqa: ARG005
+    "NaN": (lambda own, i: Arrays(np.where(own.x > 1, np.nan, own.x), own.y), "NaN or Inf"),
+    "infinite": (lambda own, i: Arrays(np.where(own.x > 1, np.inf, own.x), own.y), "NaN or Inf"),
+    "labels beyond": (lambda own, i: Arrays(own.x, own.y + 9), "outside 0"),
 }
 
 

@@ -15,7 +15,7 @@ from modicum.core.messages import Broadcast, Decision, Message, Noised, Sealed, 
 from modicum.core.parts import Observation, Place, Scope, State
 from modicum.core.round_state import RoundState
 from modicum.errors import UnsoundError, UserError
-from modicum.federation.keep import Keep
+from modicum.federation.retention import Retention
 from modicum.federation.simulation import Simulation
 from modicum.federation.transcript import AGGREGATOR, Remember
 from modicum.mechanisms.record_local import RecordLocal
@@ -107,7 +107,7 @@ def test_a_seeded_round_that_comes_out_otherwise_is_refused(simulation: Simulati
 def test_fresh_noise_is_never_drawn_again(tmp_path: Path) -> None:
     """Negative control: a client that takes its noise for a seeded one."""
     made = Simulation(experiment(DpSgd(batch=4), 0), tmp_path / "fresh", noise=CryptoNoise())
-    made.clients._keep = Keep.DIGESTS
+    made.clients._keep = Retention.DIGESTS
     with pytest.raises(UserError, match="only a seeded simulation"):
         made.clients.answer(made.server.propose().broadcasts[:1])
     made.close()
@@ -228,11 +228,11 @@ class Greedy:
         assert public.adaptive_noise
         return {"steps": 0, "rounds": public.rounds}
 
-    def decide(self, state: State, round: int, clients: Sequence[str]) -> dict[str, Decision]:  # noqa: ARG002
+    def decide(self, state: State, round: int, clients: Sequence[str]) -> dict[str, Decision]:
         assert state["rounds"] == 3
         return dict.fromkeys(clients, Decision(1.0, self.noise))
 
-    def observe(self, state: State, observed: Observation) -> State:  # noqa: ARG002
+    def observe(self, state: State, observed: Observation) -> State:
         return {**state, "steps": state["steps"] + 1}
 
 
@@ -292,7 +292,7 @@ def test_a_round_interrupted_between_its_steps_is_not_stuck(tmp_path: Path) -> N
 
     @dataclass(frozen=True)
     class Follower(Greedy):
-        def decide(self, state: State, round: int, clients: Sequence[str]) -> dict[str, Decision]:  # noqa: ARG002
+        def decide(self, state: State, round: int, clients: Sequence[str]) -> dict[str, Decision]:
             return dict.fromkeys(clients, Decision(1.0, state.get("next", self.noise)))
 
         def observe(self, state: State, observed: Observation) -> State:

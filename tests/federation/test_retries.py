@@ -38,7 +38,7 @@ NAME = "client-00"
 class Personal:
     """Each client keeps a layer of its own, so that a message depends on what it kept."""
 
-    def build(self, setting: Setting) -> Method:  # noqa: ARG002
+    def build(self, setting: Setting) -> Method:
         return Method(
             name="personal",
             training=Supervised(Sgd(0.3)),
@@ -126,7 +126,7 @@ def sums_seen(folder: Path, moment: str) -> set[bytes]:
             experiment(SUMS, metrics=()),
             folder,
             noise=CryptoNoise(),
-            faults=lambda round, client, away=away: client == away,  # noqa: ARG005
+            faults=lambda round, client, away=away: client == away,
             transcript=transcript,
         )
         with pytest.MonkeyPatch.context() as patch:
@@ -148,7 +148,7 @@ def test_a_round_behind_secure_aggregation_is_opened_once(moment: str, tmp_path:
 
 def test_a_server_that_opens_again_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: it forgets its sum, and the difference of two of them is one client's share."""
-    monkeypatch.setattr(OpenedOnce, "stored", lambda self, round: None)  # noqa: ARG005
+    monkeypatch.setattr(OpenedOnce, "stored", lambda self, round: None)
     assert len(sums_seen(tmp_path / "run", "checkpoint")) == len(AWAY)
 
 

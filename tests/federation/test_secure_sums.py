@@ -113,7 +113,7 @@ class Silent(SimulatedNoise):
     def bits(self, key: NoiseKey) -> Bits:
         return (lambda size: bytes(size)) if key.purpose.startswith("integers") else super().bits(key)
 
-    def normal(self, key: NoiseKey, size: int, std: float = 1.0, dtype: Any = "float64") -> Any:  # noqa: ARG002
+    def normal(self, key: NoiseKey, size: int, std: float = 1.0, dtype: Any = "float64") -> Any:
         return np.zeros(size, dtype)
 
 

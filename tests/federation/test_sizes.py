@@ -87,7 +87,7 @@ def test_a_run_that_claimed_it_would_tell_the_neighbours_apart(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Negative control: without the refusal, rates and denominators of two neighbours differ before any noise."""
-    monkeypatch.setattr(PrivacySpec, "refuse_true_sizes", lambda self: None)  # noqa: ARG005
+    monkeypatch.setattr(PrivacySpec, "refuse_true_sizes", lambda self: None)
     change = without_a_record if name.startswith("record") else without_a_client
     one, other = (
         outcome(simulate(METHODS[name], tmp_path / str(i), metrics=(), federation=fed))

@@ -79,7 +79,7 @@ class Scripted(Carries):
         self.terms = Terms(read(self.folder / "experiment.toml"), NAMES)
         self.facts = {f.name: f for f in self.terms.agreed()}
 
-    def ask(self, kind: Kind, bodies: Mapping[str, bytes], seconds: float) -> dict[str, Answer]:  # noqa: ARG002
+    def ask(self, kind: Kind, bodies: Mapping[str, bytes], seconds: float) -> dict[str, Answer]:
         answers = {}
         for name, body in bodies.items():
             got = self.one(kind, name, content_of(body))

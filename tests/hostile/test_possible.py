@@ -98,14 +98,14 @@ def test_messages_just_beyond_are_impossible(name: str) -> None:
 
 def test_without_the_chance_of_a_large_batch_honest_clients_would_be_dropped(monkeypatch: Any) -> None:
     """Negative control: a bound for the expected batch. Poisson batches are larger half of the time."""
-    monkeypatch.setattr(plausible, "most_drawn", lambda sampled, failure: 5)  # noqa: ARG005
+    monkeypatch.setattr(plausible, "most_drawn", lambda sampled, failure: 5)
     messages, expected = drawn(MECHANISMS["record-batches"], Sgd(0.7), 1e6, 60)
     assert sum(objection(m, expected, START) is not None for m in messages) > 5
 
 
 def test_without_noise_in_the_bound_honest_clients_would_be_dropped(monkeypatch: Any) -> None:
     """Negative control: a bound for the clipped part alone."""
-    monkeypatch.setattr(plausible, "noise_norm", lambda d, failure: 0.0)  # noqa: ARG005
+    monkeypatch.setattr(plausible, "noise_norm", lambda d, failure: 0.0)
     messages, expected = drawn(MECHANISMS["record-batches"], Sgd(0.7), 0.5, 60)
     assert sum(objection(m, expected, START) is not None for m in messages) > 10
 

@@ -392,7 +392,7 @@ def lifespan_that_tells(app: ClientApp) -> ClientApp:
 def test_round_a_whole_app_also_what_its_lifespan_raises_is_inside(tmp_path: Path) -> None:
     """The control is the mod alone, which is inside of the lifespan."""
     alone = ClientApp(mods=[ClientPrivacy(epsilon=8, participations=3, folder=tmp_path / "a", seed=0)])
-    alone.train()(lambda message, context: Message(message.content, reply_to=message))  # noqa: ARG005
+    alone.train()(lambda message, context: Message(message.content, reply_to=message))
     with pytest.raises(RuntimeError, match="patient"):
         lifespan_that_tells(alone)(question(), context())
     reply = private(lifespan_that_tells(adding(1.0)), tmp_path / "b")(question(), context())

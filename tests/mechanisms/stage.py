@@ -29,7 +29,7 @@ FALSE_ALARM = 1e-6  # of each statistical test, were it run with fresh randomnes
 class Silent(SimulatedNoise):
     """Real coins, no noise."""
 
-    def normal(self, key: Any, size: int, std: float = 1.0, dtype: Any = "float64") -> Any:  # noqa: ARG002
+    def normal(self, key: Any, size: int, std: float = 1.0, dtype: Any = "float64") -> Any:
         return np.zeros(size, dtype)
 
 
@@ -41,7 +41,7 @@ class OpenGate(ReservedGate):
         self.private: list[tuple[Release, int, dict[str, Tensor]]] = []
         self.drawn: list[Tensor] = []
 
-    def reserve(self, release: Release) -> bool:  # noqa: ARG002
+    def reserve(self, release: Release) -> bool:
         return True
 
     def sample(self, release: Release, step: int, records: int, present: Tensor | None = None) -> Tensor:

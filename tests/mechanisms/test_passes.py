@@ -34,7 +34,7 @@ LOSSES = Supervised().losses
 class ByTurn(Lanes):
     """The negative control: rows are taken in the order of drawing, so that one record moves all behind it."""
 
-    def laid_out(self, drawn: Rows, records: int, uniform: Uniform) -> Rows:  # noqa: ARG002
+    def laid_out(self, drawn: Rows, records: int, uniform: Uniform) -> Rows:
         padded = np.full(-(-len(drawn) // self.rows) * self.rows, BLANK)
         padded[: len(drawn)] = drawn
         return padded.reshape(-1, self.rows)
@@ -43,7 +43,7 @@ class ByTurn(Lanes):
 class AsManyRows(Lanes):
     """Another: one pass of as many rows as were drawn."""
 
-    def laid_out(self, drawn: Rows, records: int, uniform: Uniform) -> Rows:  # noqa: ARG002
+    def laid_out(self, drawn: Rows, records: int, uniform: Uniform) -> Rows:
         return drawn[None]
 
 
@@ -63,9 +63,9 @@ class Magnifying:
 
     def clipped_sums(
         self,
-        theta: Tensor,  # noqa: ARG002
+        theta: Tensor,
         batches: Sequence[Batch],
-        losses: Losses,  # noqa: ARG002
+        losses: Losses,
         clips: Sequence[Clip],
     ) -> tuple[Tensor, list[Tensor]]:
         (batch,), (clip,) = batches, clips

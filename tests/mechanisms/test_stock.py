@@ -45,7 +45,7 @@ class BySign:
         first = kinds.at_first(public)
         return {"scales": list(public.scales), "first": first, "left": first, "asked": 0}
 
-    def decide(self, state: State, round: int, clients: Sequence[str]) -> dict[str, Decision]:  # noqa: ARG002
+    def decide(self, state: State, round: int, clients: Sequence[str]) -> dict[str, Decision]:
         chosen = {n: kinds.nearest(state["asked"], state["scales"], state["left"].get(n, ())) for n in clients}
         return {name: Decision(0.5, kind=kind) for name, kind in chosen.items()}
 
@@ -154,8 +154,8 @@ def test_a_guard_that_looks_away_is_found_by_verify(tmp_path: Path, monkeypatch:
     """The negative control: a ledger written by software that never says that a kind is used up."""
     run = simulate(Composed(BySign(), PLANNED), tmp_path, metrics=(), federation=federation(budgets=(2.0,) * 4))
     with monkeypatch.context() as broken:
-        broken.setattr(PlanGuard, "refusal", lambda self, release: None)  # noqa: ARG005
-        broken.setattr(PlanGuard, "charge", lambda self, release: self)  # noqa: ARG005
+        broken.setattr(PlanGuard, "refusal", lambda self, release: None)
+        broken.setattr(PlanGuard, "charge", lambda self, release: self)
         for round in range(3):
             ask(run, 0, round)
         Certificate.from_ledger(run.ledger).write(tmp_path / "certificate.json")
@@ -181,16 +181,16 @@ class Uncharged(RecordLocal):
 
 
 class LooksAway(PlanGuard):
-    def refusal(self, release: Release) -> None:  # noqa: ARG002
+    def refusal(self, release: Release) -> None:
         return None
 
-    def charge(self, release: Release) -> LooksAway:  # noqa: ARG002
+    def charge(self, release: Release) -> LooksAway:
         return self
 
 
 def test_less_noise_than_listed_is_found_by_the_audit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PlanGuard, "refusal", LooksAway.refusal)
-    monkeypatch.setattr(PlanGuard, "charge", lambda self, release: self)  # noqa: ARG005
+    monkeypatch.setattr(PlanGuard, "charge", lambda self, release: self)
     mutant = Uncharged(steps=1, stock=STOCK)
     verdict = audit(Audit(mechanism=mutant, policy=EachTrial(BySign()), budget=2.0, rounds=4, trials=300))
     assert verdict.broken

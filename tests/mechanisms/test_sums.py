@@ -46,8 +46,8 @@ class NoNoise:
 
     def release_sum(
         self,
-        events: Mapping[str, tuple[Release, ...]],  # noqa: ARG002
-        round: int,  # noqa: ARG002
+        events: Mapping[str, tuple[Release, ...]],
+        round: int,
         sums: Mapping[str, Tensor],
     ) -> dict[str, Tensor]:
         return dict(sums)

@@ -26,7 +26,7 @@ RECORD_LEVEL = (PacDp(optimiser="adam", steps=2), DpSgd(optimiser="adam", steps=
 class Deaf(RehearsedNoise):
     """A gate through which the same values come, whatever is sent."""
 
-    def _noised(self, value: Tensor, std: float, *key: object) -> Tensor:  # noqa: ARG002
+    def _noised(self, value: Tensor, std: float, *key: object) -> Tensor:
         return torch.linspace(-1.0, 1.0, value.numel(), dtype=value.dtype).view_as(value)
 
 

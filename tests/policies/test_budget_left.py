@@ -34,7 +34,7 @@ class Frugal:
     def init(self, public: PublicFacts) -> State:
         return {"left": {c.name: 1.0 for c in public.clients}, "seen": []}
 
-    def decide(self, state: State, round: int, clients: Sequence[str]) -> dict[str, Decision]:  # noqa: ARG002
+    def decide(self, state: State, round: int, clients: Sequence[str]) -> dict[str, Decision]:
         return {name: Decision(0.1 + 0.4 * state["left"][name]) for name in clients}
 
     def observe(self, state: State, observed: Observation) -> State:
@@ -47,7 +47,7 @@ class FrugalNoise(Frugal):
 
     needs = (Need.ADAPTIVE_NOISE,)
 
-    def decide(self, state: State, round: int, clients: Sequence[str]) -> dict[str, Decision]:  # noqa: ARG002
+    def decide(self, state: State, round: int, clients: Sequence[str]) -> dict[str, Decision]:
         return {name: Decision(0.5, 20.0 / max(state["left"][name], 0.5)) for name in clients}
 
 

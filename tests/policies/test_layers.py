@@ -40,7 +40,7 @@ class ByReleasedNorms:
     def init(self, public: PublicFacts) -> State:
         return {"sizes": dict(public.tensors), "shares": {name: float(n) ** 0.5 for name, n in public.tensors}}
 
-    def decide(self, state: State, round: int, clients: Sequence[str]) -> dict[str, Decision]:  # noqa: ARG002
+    def decide(self, state: State, round: int, clients: Sequence[str]) -> dict[str, Decision]:
         return dict.fromkeys(clients, Decision(0.5, layers=tuple(state["shares"].items())))
 
     def observe(self, state: State, seen: Observation) -> State:

@@ -8,8 +8,6 @@ from modicum.errors import UserError
 from modicum.privacy import accounting
 from modicum.privacy.accounting.calibration import (
     DIGITS,
-    Calibration,
-    calibrate_many,
     calibrate_noise,
     largest_rate,
     largest_steps,
@@ -91,17 +89,6 @@ def test_random_budgets():
 @pytest.mark.soak
 def test_random_budgets_in_full():
     check_random(seed=6, number=1000)
-
-
-def test_many_clients_at_once():
-    questions = [
-        Calibration(spec=RECORD, epsilon=e, sampler=Poisson(q, KnownTo.CLIENT), count=200)
-        for e in (0.5, 1.0)
-        for q in (0.1, 0.05)
-    ]
-    answers = calibrate_many([*questions, questions[0]])
-    assert answers[0] == answers[-1] == calibrate_noise(RECORD, 0.5, Poisson(0.1, KnownTo.CLIENT), 200)
-    assert len(set(answers)) == 4
 
 
 def test_steps_and_rate_are_the_largest_that_fit():

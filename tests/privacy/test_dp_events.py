@@ -11,10 +11,8 @@ from modicum.errors import UserError
 from modicum.privacy import accounting
 from modicum.privacy.accounting import hidden_rate
 from modicum.privacy.accounting.dp_events import (
-    compose_dp_events,
     from_dp_event,
     library_epsilon,
-    split_dp_event,
     to_dp_event,
 )
 from modicum.privacy.events import Block, NoSampling, Origin, Poisson, Release, Shuffled
@@ -77,14 +75,6 @@ def test_an_event_overrides_its_template(release, z, count, rate):
 
 def release(z=2.0, sampler=UNSAMPLED, count=3, spec=RECORD):
     return Release(client="a", round=1, spec=spec, blocks=(Block("u", 1.0, z),), sampler=sampler, count=count)
-
-
-def test_a_sequence_makes_the_round_trip():
-    sequence = (release(), release(1.0, Poisson(0.1, KnownTo.CLIENT), 20), release(5.0, count=1))
-    event = compose_dp_events(sequence)
-    assert split_dp_event(event, sequence) == sequence
-    with pytest.raises(UserError, match="composition of 2"):
-        split_dp_event(event, sequence[:2])
 
 
 def test_what_an_event_says():

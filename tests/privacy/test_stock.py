@@ -116,7 +116,7 @@ class Generous(PlanGuard):
     def refusal(self, release: Release) -> budgets.Refusal | None:
         return None if sum(self.left) > 0 else super().refusal(release)
 
-    def charge(self, release: Release) -> Generous:  # noqa: ARG002
+    def charge(self, release: Release) -> Generous:
         at = next(i for i, n in enumerate(self.left) if n)
         return Generous(self.plan, tuple(n - (i == at) for i, n in enumerate(self.left)))
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from scipy.stats import chi2
 
-from modicum.secure_aggregation import Client, Step, Terms, masks, shamir, wire
+from modicum.secure_aggregation import Client, Step, SumTerms, masks, shamir, wire
 from modicum.secure_aggregation.client import Secrets
 from modicum.secure_aggregation.graph import Graph
 from modicum.secure_aggregation.shamir import SHARE
@@ -33,7 +33,7 @@ def share_of(secret: str, both: bytes) -> bytes:
 class Adversary:
     """Knows the terms, every message, and all that `colluders` know. It remembers secrets over rounds."""
 
-    terms: Terms
+    terms: SumTerms
     colluders: Collection[int]
     mask_keys: dict[bytes, bytes] = field(default_factory=dict)  # by public key
     seeds: dict[bytes, bytes] = field(default_factory=dict)  # by commitment

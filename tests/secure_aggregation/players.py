@@ -17,7 +17,7 @@ from modicum.secure_aggregation import (
     MemoryStore,
     ProtocolError,
     Step,
-    Terms,
+    SumTerms,
     Variant,
     add_masked,
     gather_consents,
@@ -45,8 +45,8 @@ def public_bytes(index: int) -> bytes:
     return signing_key(index).public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
 
 
-class Drawn(Terms):
-    """Terms with a graph of a given shape: at so few clients none would be agreed on."""
+class Drawn(SumTerms):
+    """SumTerms with a graph of a given shape: at so few clients none would be agreed on."""
 
     given = Shape(0, 0)
 
@@ -73,7 +73,7 @@ class Ring(Client):
         return tuple((self.index + j + 1) % self.terms.clients for j in range(self.terms.shape.neighbours))
 
 
-def terms_for(clients: int, kind: type[Terms] = Terms, **changes: Any) -> Terms:
+def terms_for(clients: int, kind: type[SumTerms] = SumTerms, **changes: Any) -> SumTerms:
     c = changes.get("colluders", 0)
     t = changes.pop("threshold", (clients + c) // 2 + 1)
     given: dict[str, Any] = {
@@ -87,7 +87,7 @@ def terms_for(clients: int, kind: type[Terms] = Terms, **changes: Any) -> Terms:
     return kind(**(given | changes))
 
 
-def players(terms: Terms, kind: type[Client] = Client) -> dict[int, Client]:
+def players(terms: SumTerms, kind: type[Client] = Client) -> dict[int, Client]:
     return {i: kind(terms, i, signing_key(i), MemoryStore()) for i in range(terms.clients)}
 
 
@@ -98,7 +98,7 @@ class Round:
     `carry` spoils what clients send, `deliver` what they are asked.
     """
 
-    terms: Terms
+    terms: SumTerms
     clients: Mapping[int, Client]
     inputs: Mapping[int, np.ndarray]
     number: int = 1
@@ -168,5 +168,5 @@ class Round:
         return total
 
 
-def random_inputs(terms: Terms, rng: np.random.Generator) -> dict[int, np.ndarray]:
+def random_inputs(terms: SumTerms, rng: np.random.Generator) -> dict[int, np.ndarray]:
     return {i: rng.integers(-(2**40), 2**40, terms.dimension) for i in range(terms.clients)}

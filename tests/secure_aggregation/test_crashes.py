@@ -23,7 +23,7 @@ from modicum.secure_aggregation import (
     SqliteStore,
     Step,
     Store,
-    Terms,
+    SumTerms,
     Variant,
 )
 from tests.secure_aggregation.adversary import Adversary, spy, uniform
@@ -40,7 +40,7 @@ class Killed(Exception):  # noqa: N818
 class Dying(SqliteStore):
     """Dies once, just before or just after one entry is written."""
 
-    def __init__(self, path: Path, terms: Terms, index: int, step: Step | None, when: When) -> None:
+    def __init__(self, path: Path, terms: SumTerms, index: int, step: Step | None, when: When) -> None:
         super().__init__(path, terms.run, terms.keys[index])
         self.step, self.when = step, when
 
@@ -56,7 +56,7 @@ class Dying(SqliteStore):
 class Reborn(Client):
     """A client whose process is started again after it died; every message that leaves is noted in `sent`."""
 
-    def __init__(self, terms: Terms, index: int, path: Path, store: Store) -> None:
+    def __init__(self, terms: SumTerms, index: int, path: Path, store: Store) -> None:
         super().__init__(terms, index, signing_key(index), store)
         self.path, self.deaths = path, 0
         self.sent: dict[tuple[int, Step], set[bytes]] = {}
@@ -93,7 +93,7 @@ class Reborn(Client):
         return self.living(lambda c: c.reveal(round, request), round, Step.REVEAL)
 
 
-def reborn(terms: Terms, folder: Path, step: Step | None, when: When, who: int) -> dict[int, Client]:
+def reborn(terms: SumTerms, folder: Path, step: Step | None, when: When, who: int) -> dict[int, Client]:
     """Client `who` has a file and dies; the others are in memory, to be quick."""
     path = folder / "store.sqlite"
     return {
@@ -104,9 +104,9 @@ def reborn(terms: Terms, folder: Path, step: Step | None, when: When, who: int) 
 
 @pytest.mark.parametrize("when", ["before it is written", "after it is written"])
 @pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize(("who", "graph"), [*((i, Terms) for i in range(4)), (0, drawn(2, 2))])
+@pytest.mark.parametrize(("who", "graph"), [*((i, SumTerms) for i in range(4)), (0, drawn(2, 2))])
 def test_a_client_dies_and_comes_back(
-    who: int, graph: type[Terms], step: Step, when: When, tmp_path: Path
+    who: int, graph: type[SumTerms], step: Step, when: When, tmp_path: Path
 ) -> None:
     """40 points, and 10 where neighbours are drawn. The sum is exact and nothing leaves in two versions."""
     terms = terms_for(4, graph, colluders=1, dimension=6)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy.stats import hypergeom
 
-from modicum.secure_aggregation import Client, MemoryStore, ProtocolError, Step, Terms, Variant, VoidError, wire
+from modicum.secure_aggregation import Client, MemoryStore, ProtocolError, Step, SumTerms, Variant, VoidError, wire
 from modicum.secure_aggregation.graph import Graph, draw_neighbours
 from modicum.secure_aggregation.shape import FAILURE_PROBABILITY, STALL, Shape, _tails, agree_shape, doubt, stall
 from tests.secure_aggregation.adversary import Adversary, spy
@@ -91,7 +91,7 @@ def test_draws_are_uniform_and_nobody_elses() -> None:
     assert np.all(np.abs(others - 400) < 6 * np.sqrt(900 * 4 / 9 * 5 / 9))
 
 
-def one_round(terms: Terms, gone: dict[Step, list[int]], seed: int) -> Round:
+def one_round(terms: SumTerms, gone: dict[Step, list[int]], seed: int) -> Round:
     return Round(terms, players(terms), random_inputs(terms, np.random.default_rng(seed)), gone=gone)
 
 
@@ -192,7 +192,7 @@ class Trusting(Ring):
 VICTIM, AROUND = 8, (4, 5, 6, 7, 9, 10, 11, 12)
 
 
-def wide_terms(**changes: Any) -> Terms:
+def wide_terms(**changes: Any) -> SumTerms:
     return terms_for(20, drawn(4, 3), **({"colluders": 1, "threshold": 11, "dimension": 4096} | changes))
 
 

@@ -13,7 +13,7 @@ from modicum.secure_aggregation import (
     MemoryStore,
     ProtocolError,
     Step,
-    Terms,
+    SumTerms,
     Variant,
     VoidError,
     masks,
@@ -26,26 +26,26 @@ from tests.secure_aggregation.players import Ring, Round, drawn, players, signin
 SIZE = 4096  # words of an input: 16 kB, enough for a chi-square over bytes
 
 
-def zeros(terms: Terms) -> dict[int, np.ndarray]:
+def zeros(terms: SumTerms) -> dict[int, np.ndarray]:
     """Inputs that look least uniform once their masks are gone."""
     return {i: np.full(terms.dimension, i + 1) for i in range(terms.clients)}
 
 
-GRAPHS: dict[str, type[Terms]] = {"complete": Terms, "drawn": drawn(3, 3)}
+GRAPHS: dict[str, type[SumTerms]] = {"complete": SumTerms, "drawn": drawn(3, 3)}
 COLLUDERS = (4, 5)
 
 
-def plain_terms(graph: str = "complete", **changes: object) -> Terms:
+def plain_terms(graph: str = "complete", **changes: object) -> SumTerms:
     """Six clients, two colluders; the drawn graph has neighbourhoods of four, three of whom open a secret."""
     return terms_for(6, GRAPHS[graph], **({"colluders": 2, "dimension": SIZE} | changes))
 
 
-def ring(terms: Terms, kind: type[Client] = Ring) -> dict[int, Client]:
+def ring(terms: SumTerms, kind: type[Client] = Ring) -> dict[int, Client]:
     return players(terms, kind)
 
 
 def watched_round(
-    terms: Terms,
+    terms: SumTerms,
     clients: dict[int, Client],
     enemy: Adversary,
     number: int = 1,
@@ -111,7 +111,7 @@ def fixed_secrets(*, mask: bool = False, seed: bool = False) -> type[Client]:
     kept: dict[int, Secrets] = {}
 
     class RunLong(Ring):
-        def _new_secrets(self, round: int) -> Secrets:  # noqa: ARG002
+        def _new_secrets(self, round: int) -> Secrets:
             new = Secrets.fresh()
             old = kept.setdefault(self.index, new)
             return Secrets(old.mask if mask else new.mask, new.share, old.seed if seed else new.seed)
@@ -199,7 +199,7 @@ def test_keys_that_the_server_made(graph: str, signatures: bool, monkeypatch: py
     assert own[64:] in enemy.seeds
 
 
-def read_unsigned(terms: Terms, round: int, step: Step, message: bytes, length: int) -> wire.Message:
+def read_unsigned(terms: SumTerms, round: int, step: Step, message: bytes, length: int) -> wire.Message:
     del terms, round, step, length
     sender = wire.HEADER.unpack_from(message)[-1]
     return wire.Message(sender, message[wire.HEADER.size : -wire.SIGNATURE], message)
@@ -262,8 +262,8 @@ def test_different_survivors_for_different_clients(variant: Variant) -> None:
         assert uniform(opened)
 
 
-@pytest.mark.parametrize("graph", [Terms, drawn(6, 4)])
-def test_noise_is_counted_for_the_smallest_sum_that_can_be_opened(graph: type[Terms]) -> None:
+@pytest.mark.parametrize("graph", [SumTerms, drawn(6, 4)])
+def test_noise_is_counted_for_the_smallest_sum_that_can_be_opened(graph: type[SumTerms]) -> None:
     """t survivors with all colluders among them: t − c honest inputs are in the sum, and not one more."""
     terms = terms_for(9, graph, colluders=2, threshold=6, dimension=8)
     clients = ring(terms)

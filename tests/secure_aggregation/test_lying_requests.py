@@ -15,7 +15,7 @@ from modicum.secure_aggregation import (
     ProtocolError,
     SqliteStore,
     Step,
-    Terms,
+    SumTerms,
     Variant,
     VoidError,
     masks,
@@ -27,7 +27,7 @@ from tests.secure_aggregation.players import Round, players, signing_key, terms_
 TERMS = terms_for(6, colluders=1, threshold=4, dimension=4)
 
 
-def game_for(terms: Terms = TERMS) -> Round:
+def game_for(terms: SumTerms = TERMS) -> Round:
     return Round(terms, players(terms), {i: np.zeros(4, dtype=np.int64) for i in range(6)})
 
 
@@ -175,7 +175,7 @@ def test_a_wrong_mask_key_makes_the_round_void() -> None:
 class OneStoreForAllTerms(Client):
     """The mutant takes what its store holds, whatever terms it was said under."""
 
-    def _header(self, round: int, step: Step) -> bytes:  # noqa: ARG002
+    def _header(self, round: int, step: Step) -> bytes:
         return b""
 
 

@@ -12,7 +12,7 @@ from modicum.secure_aggregation import (
     MemoryStore,
     ProtocolError,
     Step,
-    Terms,
+    SumTerms,
     Variant,
     VoidError,
     masks,
@@ -36,7 +36,7 @@ STEPS = tuple(Step)
 VICTIM = 2
 
 
-def game_for(terms: Terms, number: int = 1) -> Round:
+def game_for(terms: SumTerms, number: int = 1) -> Round:
     return Round(terms, players(terms), random_inputs(terms, np.random.default_rng(number)), number)
 
 
@@ -56,13 +56,13 @@ def flip(message: bytes, rng: np.random.Generator) -> bytes:
     return bytes(spoiled)
 
 
-def forge(terms: Terms, step: Step, message: bytes) -> bytes:
+def forge(terms: SumTerms, step: Step, message: bytes) -> bytes:
     """The same contents, signed by a key that is not the sender's."""
     body = message[wire.HEADER.size : -wire.SIGNATURE]
     return wire.sign(terms, 1, step, VICTIM, body, signing_key(77))
 
 
-SPOILS: dict[str, Callable[[Terms, Step, bytes, np.random.Generator], list[bytes]]] = {
+SPOILS: dict[str, Callable[[SumTerms, Step, bytes, np.random.Generator], list[bytes]]] = {
     "flipped": lambda _t, _s, m, rng: [flip(m, rng)],
     "cut": lambda _t, _s, m, rng: [m[: int(rng.integers(len(m)))]],
     "longer": lambda _t, _s, m, _rng: [m + b"\0"],
@@ -73,7 +73,7 @@ SPOILS: dict[str, Callable[[Terms, Step, bytes, np.random.Generator], list[bytes
 }
 
 
-GRAPHS = {"complete": Terms, "drawn": drawn(3, 2)}
+GRAPHS = {"complete": SumTerms, "drawn": drawn(3, 2)}
 
 
 @pytest.mark.parametrize("spoil", SPOILS)
@@ -198,7 +198,7 @@ class WrongOfAnother(Client):
 class OtherSeed(Client):
     """A hostile client: deals shares of another seed than it committed to."""
 
-    def _new_secrets(self, round: int) -> Secrets:  # noqa: ARG002
+    def _new_secrets(self, round: int) -> Secrets:
         return Uncommitted.fresh()
 
 
@@ -229,7 +229,7 @@ def test_without_the_commitment_wrong_shares_would_make_a_wrong_sum(monkeypatch:
     game.clients = dict(game.clients) | {0: WrongShares(terms, 0, signing_key(0), MemoryStore())}
     monkeypatch.setattr(shamir, "combine", lambda shares, weights: _combine_any(shares, weights))
 
-    def removed_unseen(terms: Terms, masked: Masked, owner: int, seed: bytes, total: masks.Words) -> bool:
+    def removed_unseen(terms: SumTerms, masked: Masked, owner: int, seed: bytes, total: masks.Words) -> bool:
         masks.add_stream(total, masks.self_key(seed, terms, masked.pool.keys.round, owner), -1)
         return True
 
@@ -335,7 +335,7 @@ def test_reading_random_bytes_raises_nothing_else() -> None:
 class WithoutSecret(Ring):
     """Publishes a mask key of small order."""
 
-    def _new_secrets(self, round: int) -> NoSecret:  # noqa: ARG002
+    def _new_secrets(self, round: int) -> NoSecret:
         return NoSecret.fresh()  # type: ignore[return-value]
 
 

@@ -13,7 +13,7 @@ import pytest
 from modicum.errors import UserError
 from modicum.privacy.noise.integer_terms import agree
 from modicum.privacy.noise.lattice import dequantise, quantise
-from modicum.secure_aggregation import Client, MemoryStore, Terms, Variant, shamir, signed, wire
+from modicum.secure_aggregation import Client, MemoryStore, SumTerms, Variant, shamir, signed, wire
 from tests.secure_aggregation.players import Round, players, public_bytes, signing_key, terms_for
 
 
@@ -47,9 +47,9 @@ def test_the_threshold_is_sharp() -> None:
     """2t > P + c: at P = 50, c = 1 that is t = 26, as small as it gets."""
     keys = tuple(public_bytes(i) for i in range(50))
     given: dict[str, Any] = {"run": "r", "keys": keys, "colluders": 1, "dropouts": 3, "dimension": 1}
-    assert Terms(threshold=26, **given).honest == 25
+    assert SumTerms(threshold=26, **given).honest == 25
     with pytest.raises(UserError, match="at least 26"):
-        Terms(threshold=25, **given)
+        SumTerms(threshold=25, **given)
 
 
 def test_every_term_is_bound() -> None:

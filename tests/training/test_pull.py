@@ -34,7 +34,7 @@ LEVELS: dict[str, Mechanism] = {
 class Away(Supervised):
     """A pull that has nothing to do with the records and goes far."""
 
-    def pull(self, theta: Tensor, start: Tensor) -> Tensor:  # noqa: ARG002
+    def pull(self, theta: Tensor, start: Tensor) -> Tensor:
         return torch.full_like(theta, 1e3)
 
 
@@ -110,7 +110,7 @@ class Peeking(Supervised):
         self.seen["mean"] = records.x.mean()
         return super().targets(records, state, backend)
 
-    def pull(self, theta: Tensor, start: Tensor) -> Tensor:  # noqa: ARG002
+    def pull(self, theta: Tensor, start: Tensor) -> Tensor:
         return self.seen["mean"].expand_as(theta)
 
 

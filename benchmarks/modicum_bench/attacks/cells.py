@@ -69,7 +69,7 @@ EPSILONS = (1e6, 1e5, 1e4, 1e3, 300.0, 100.0, 30.0, 8.0, 1.0)
 
 
 def _at(epsilon: float) -> Row:
-    return Row(f"ε={epsilon:g}", lambda batch, steps: DpSgd(batch=None, steps=steps, lr=0.1), epsilon, rounds=1)  # noqa: ARG005
+    return Row(f"ε={epsilon:g}", lambda batch, steps: DpSgd(batch=None, steps=steps, lr=0.1), epsilon, rounds=1)
 
 
 CURVE = tuple(_at(epsilon) for epsilon in EPSILONS)

@@ -88,7 +88,7 @@ def methods(paper: str, folder: Path) -> Mapping[str, Made]:
             return {
                 PRINTED: lambda lr: PacDp(mode="faithful", curve=curve, batch=32, epochs=5, lr=lr),
                 SOUND: lambda lr: PacDp(curve=curve, steps=1, lr=lr),
-                OURS: lambda lr: Auto(),  # noqa: ARG005
+                OURS: lambda lr: Auto(),
                 NONE: lambda lr: FedAvg(lr=lr, batch=32, epochs=5),
             }
         case "acdp-pfsd":
@@ -111,7 +111,7 @@ def methods(paper: str, folder: Path) -> Mapping[str, Made]:
             return {
                 PRINTED: lambda lr: FedCompDp(mode="faithful", batch=16, lr=lr),
                 SOUND: lambda lr: FedCompDp(steps=1, lr=lr),
-                OURS: lambda lr: Auto(),  # noqa: ARG005
+                OURS: lambda lr: Auto(),
                 NONE: lambda lr: FedAvg(lr=lr, batch=16),
             }
 

@@ -24,11 +24,7 @@ class Mean:
         return {}
 
     def combine(
-        self,
-        state: State,
-        model: Tensor,
-        opened: Opened,
-        evaluate: PublicEvaluator | None = None,
+        self, state: State, model: Tensor, opened: Opened, evaluate: PublicEvaluator | None = None
     ) -> tuple[Tensor, State]:
         if isinstance(opened, ReleasedSum):
             return model + self.lr * opened.update, state

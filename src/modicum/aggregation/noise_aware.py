@@ -46,11 +46,7 @@ class NoiseAware:
         return {"tau2": 0.0, "mass": 0.0, "records": records}
 
     def combine(
-        self,
-        state: State,
-        model: Tensor,
-        opened: Opened,
-        evaluate: PublicEvaluator | None = None,
+        self, state: State, model: Tensor, opened: Opened, evaluate: PublicEvaluator | None = None
     ) -> tuple[Tensor, State]:
         if isinstance(opened, ReleasedSum):
             raise UserError("noise-aware weights need each client's update: use the view server-sees-messages")

@@ -31,11 +31,7 @@ class _Robust(ABC):
         return {}
 
     def combine(
-        self,
-        state: State,
-        model: Tensor,
-        opened: Opened,
-        evaluate: PublicEvaluator | None = None,
+        self, state: State, model: Tensor, opened: Opened, evaluate: PublicEvaluator | None = None
     ) -> tuple[Tensor, State]:
         if isinstance(opened, ReleasedSum):
             raise UserError("a robust aggregation needs each client's update: use the view server-sees-messages")

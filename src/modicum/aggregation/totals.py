@@ -30,11 +30,7 @@ class Totals:
         return {"records": records, "total": None, "over": 0, "variances": {}}
 
     def combine(
-        self,
-        state: State,
-        model: Tensor,
-        opened: Opened,
-        evaluate: PublicEvaluator | None = None,
+        self, state: State, model: Tensor, opened: Opened, evaluate: PublicEvaluator | None = None
     ) -> tuple[Tensor, State]:
         messages = (opened,) if isinstance(opened, ReleasedSum) else opened
         total = model.new_zeros(model.shape).double() if state["total"] is None else state["total"]

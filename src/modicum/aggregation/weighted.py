@@ -43,11 +43,7 @@ class Weighted:
         return {"weights": dict(weights)}
 
     def combine(
-        self,
-        state: State,
-        model: Tensor,
-        opened: Opened,
-        evaluate: PublicEvaluator | None = None,
+        self, state: State, model: Tensor, opened: Opened, evaluate: PublicEvaluator | None = None
     ) -> tuple[Tensor, State]:
         if isinstance(opened, ReleasedSum):
             return model + self.lr * opened.update, state

@@ -97,8 +97,3 @@ def blind_rates(pool: Tensor, levels: Sequence[float], confidence: float = 0.95)
     apart = torch.cdist(guesses, rows).square() / rows.shape[1]
     most = [int((apart < level).sum(1).max()) for level in levels]
     return tuple(float(largest_rate(count, len(rows), 1 - confidence)) for count in most)
-
-
-def best_blind_guess(pool: Tensor, level: float = HIT, confidence: float = 0.95) -> float:
-    """κ at one error."""
-    return blind_rates(pool, [level], confidence)[0]

@@ -102,19 +102,19 @@ INVERSIONS: dict[str, Inversion] = {
         lambda e, _: e.gi,
         note=NO_BATCH_NORM,
     ),
-    "analytic": Inversion(lambda t, e, s, d: analytic(t, steps=e.bayes, seed=s), "l2", lambda _, __: 0),  # noqa: ARG005
+    "analytic": Inversion(lambda t, e, s, d: analytic(t, steps=e.bayes, seed=s), "l2", lambda _, __: 0),
     "bayes": Inversion(
         lambda t, e, s, d: bayes(t, steps=e.bayes, seed=s, done=d), "gaussian", lambda e, _: e.bayes, knows=NOISE
     ),
 }
 MEMBERSHIP: dict[str, Asking] = {
     "matched": Asking(
-        lambda w, q, e, s, k, d: matched(w, q, done=d),  # noqa: ARG005
+        lambda w, q, e, s, k, d: matched(w, q, done=d),
         lambda _, w: len(w.observed),
         knows=NOISE,
     ),
     "lengths": Asking(
-        lambda w, q, e, s, k, d: by_lengths(w, q, done=d),  # noqa: ARG005
+        lambda w, q, e, s, k, d: by_lengths(w, q, done=d),
         lambda _, w: len(w.observed),
         knows="that lengths of tensors are kept",
     ),
@@ -129,11 +129,11 @@ MEMBERSHIP: dict[str, Asking] = {
         knows="the whole recipe, which its shadows repeat",
     ),
     "quantile": Asking(
-        lambda w, q, e, s, k, d: quantile(w, q, epochs=e.epochs, seed=s, done=d),  # noqa: ARG005
+        lambda w, q, e, s, k, d: quantile(w, q, epochs=e.epochs, seed=s, done=d),
         lambda e, _: e.epochs,
     ),
     "quantile-unseen": Asking(  # two classes leave the attacker's data, never the target's
-        lambda w, q, e, s, k, d: quantile(  # noqa: ARG005
+        lambda w, q, e, s, k, d: quantile(
             w, q, epochs=e.epochs, seed=s, unseen=range(w.public.classes - 2, w.public.classes), done=d
         ),
         lambda e, _: e.epochs,

@@ -31,10 +31,10 @@ class ProbeBackend:
         half = dimension // 2
         self.layout = Layout(LAYERS, ((half,), (dimension - half,)))
 
-    def outputs(self, theta: Tensor, x: Tensor) -> Tensor:  # noqa: ARG002
+    def outputs(self, theta: Tensor, x: Tensor) -> Tensor:
         return x[:, :2]
 
-    def gradients(self, theta: Tensor, batches: Sequence[Batch], losses: Losses) -> Tensor:  # noqa: ARG002
+    def gradients(self, theta: Tensor, batches: Sequence[Batch], losses: Losses) -> Tensor:
         rows = [_sign(t) * b.x.sum(0) / max(1, len(b)) for t, b in zip(theta, batches, strict=True)]
         return torch.stack(rows)
 
@@ -42,7 +42,7 @@ class ProbeBackend:
         self,
         theta: Tensor,
         batches: Sequence[Batch],
-        losses: Losses,  # noqa: ARG002
+        losses: Losses,
         clips: Sequence[Clip],
     ) -> tuple[Tensor, list[Tensor]]:
         gradients = [_of_examples(b) for b in batches]
@@ -75,13 +75,13 @@ class ProbeTraining:
 
     by_record = True
 
-    def targets(self, records: Batch, state: State, backend: AnyBackend) -> dict[str, Tensor]:  # noqa: ARG002
+    def targets(self, records: Batch, state: State, backend: AnyBackend) -> dict[str, Tensor]:
         return dict(records.targets)
 
-    def losses(self, outputs: Tensor, targets: Mapping[str, Tensor]) -> Tensor:  # noqa: ARG002
+    def losses(self, outputs: Tensor, targets: Mapping[str, Tensor]) -> Tensor:
         return outputs.sum(1)
 
-    def finish(self, records: Batch, state: State, trained: Tensor, backend: AnyBackend) -> State:  # noqa: ARG002
+    def finish(self, records: Batch, state: State, trained: Tensor, backend: AnyBackend) -> State:
         return state
 
 
@@ -91,14 +91,10 @@ class Turning:
 
     needs_individuals = False
 
-    def init(self, public: PublicFacts) -> State:  # noqa: ARG002
+    def init(self, public: PublicFacts) -> State:
         return {}
 
     def combine(
-        self,
-        state: State,
-        model: Tensor,
-        opened: Opened,  # noqa: ARG002
-        evaluate: PublicEvaluator | None = None,  # noqa: ARG002
+        self, state: State, model: Tensor, opened: Opened, evaluate: PublicEvaluator | None = None
     ) -> tuple[Tensor, State]:
         return -model, state

@@ -21,7 +21,7 @@ from modicum.federation.clients import Answer, Clients
 from modicum.federation.cohort import SecretPoisson
 from modicum.federation.correlate import rows_for
 from modicum.federation.in_process import InProcess
-from modicum.federation.keep import Charges, Keep
+from modicum.federation.retention import Charges, Retention
 from modicum.federation.server import Server, TrustedLedger
 from modicum.privacy.ledger.token import Token
 from modicum.privacy.noise import BoolArray, DType, FloatArray, NoiseKey, NoiseSource
@@ -122,7 +122,7 @@ class TrialCohorts:
 
     size = 1.0  # sums, not means: the adversary's own scale
 
-    def participations(self, client: int) -> int:  # noqa: ARG002
+    def participations(self, client: int) -> int:
         """All rounds count, drawn or not."""
         return self.rounds
 
@@ -168,7 +168,7 @@ class TrialCarrier(InProcess):
             return ReservedSumGate(own[name], tokens, rows[first[name]])
 
         central = not server.method.mechanism.spec.view.senders_add_noise
-        trusted = TrustedLedger(ledger, noise, watch, Keep.NOTHING, gate) if central else None
+        trusted = TrustedLedger(ledger, noise, watch, Retention.NOTHING, gate) if central else None
         super().__init__(
             server, clients, ledger, trusted=trusted, faults=lambda _, client: client in self._dropped
         )

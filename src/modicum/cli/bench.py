@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 
@@ -98,10 +99,7 @@ def pac_dp(
     from modicum_bench.pac_dp.run import STAGES
     from modicum_bench.pac_dp.run import bench as run
 
-    wanted = [s.strip() for s in stages.split(",")]
-    for stage in wanted:
-        if stage not in STAGES:
-            raise UserError(f"unknown stage {stage!r}: use {', '.join(STAGES)}")
+    wanted = _stages(stages, STAGES)
     with counting(quiet=False) as progress:
         text = run(
             str(preset),
@@ -236,10 +234,7 @@ def fedcompdp(
     from modicum_bench.fedcompdp.run import STAGES
     from modicum_bench.fedcompdp.run import bench as run
 
-    wanted = [s.strip() for s in stages.split(",")]
-    for stage in wanted:
-        if stage not in STAGES:
-            raise UserError(f"unknown stage {stage!r}: use {', '.join(STAGES)}")
+    wanted = _stages(stages, STAGES)
     with counting(quiet=False) as progress:
         text = run(str(preset), wanted, out, backbones, str(device), workers, typer.echo, progress)
     typer.echo(text)
@@ -301,3 +296,12 @@ def text(
     from modicum_bench.text.run import bench as run
 
     typer.echo(run(out, cache, weights=weights, texts=texts, seeds=seeds, say=typer.echo))
+
+
+def _stages(text: str, known: Sequence[str]) -> list[str]:
+    """Stages by commas."""
+    wanted = [stage.strip() for stage in text.split(",")]
+    for stage in wanted:
+        if stage not in known:
+            raise UserError(f"unknown stage {stage!r}: use {', '.join(known)}")
+    return wanted

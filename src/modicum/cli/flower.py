@@ -160,13 +160,14 @@ def node(
     ca: Path = typer.Option(..., "--ca", help="The deployment's certificate authority, ca.crt."),
     key: Path = typer.Option(..., "--key", help="This node's private key."),
     silo: Path = typer.Option(..., "--silo", help="The silo's socket."),
+    largest: int = typer.Option(1024, "--largest", min=1, help="MiB that one of the server's messages may have."),
 ) -> None:
     """Carry messages between a server and this machine's silo: no code of the server's runs, no port is open."""
     from modicum.deploy.flower.node import LOG, Node
     from modicum.deploy.silo.watched import log_to_stderr
 
     _address(server)
-    made = Node(server, ca, key, silo.absolute(), LOG.info)
+    made = Node(server, ca, key, silo.absolute(), LOG.info, largest)
     log_to_stderr()
     made.serve()
 
@@ -257,18 +258,19 @@ def status(
     metrics: bool = typer.Option(False, "--metrics", help="Figures in Prometheus' text format."),
 ) -> None:
     """How a started run stands: waiting, running, died, finished, failed or stopped, and its last round."""
-    from modicum.deploy.flower.follow import run_folder, status_of
+    from modicum.deploy.flower.follow import round_age, run_folder, status_of
     from modicum.deploy.flower.server_app import without
     from modicum.federation.records import read_records
     from modicum.federation.run_folder import RunFolder
 
     folder = run_folder(project)
     records = read_records(RunFolder(folder).metrics)
-    found = {**status_of(folder), "rounds": len(records), "folder": str(folder)}
+    age = round_age(folder)
+    found = {**status_of(folder), "rounds": len(records), "seconds_since_round": age, "folder": str(folder)}
     if metrics:
         from modicum.deploy.silo.watched import exposed, of_server
 
-        typer.echo(exposed(of_server(found["state"], records)), nl=False)
+        typer.echo(exposed(of_server(found["state"], records, age)), nl=False)
         return
     if as_json:
         typer.echo(json.dumps(found, ensure_ascii=False, indent=2))
@@ -276,7 +278,8 @@ def status(
     answered = records[-1].answered if records else None
     last = "" if answered is None else f"; in the last, {counted(answered, 'silo')} answered{without(records[-1])}"
     said = f": {found['said']}" if found["said"] else ""
-    typer.echo(f"{found['state']}{said}\n{counted(len(records), 'round')} done{last}")
+    ago = f"; it ended {age:.0f} s ago" if age is not None and found["state"] == "running" else ""
+    typer.echo(f"{found['state']}{said}\n{counted(len(records), 'round')} done{last}{ago}")
     typer.echo(f"folder     {folder}")
 
 

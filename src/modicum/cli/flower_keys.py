@@ -22,19 +22,26 @@ def make(
     hosts: list[str] = typer.Option(
         ["127.0.0.1", "localhost"], "--host", help="Names of the server (repeatable)."
     ),
-    node: list[str] = typer.Option([], "--node", help="Also a key pair for this node (repeatable)."),
 ) -> None:
-    """Make the server's TLS certificate and own key, a key pair for each node, and the operator's token."""
+    """Make the server's TLS certificate and own key, and the operator's token."""
     from modicum.deploy.flower import gate, keys
     from modicum.deploy.flower.project import SERVER_KEY
     from modicum.deploy.silo.signing import make_signing_key, public_text
 
     keys.check_tls(keys.make_tls(folder, hosts))
-    for name in node:
-        keys.make_node_key(folder / name)
     gate.make_token(folder)
     typer.echo(f"keys in {folder}: keep those without .crt or .pub to yourself; for everybody's experiment file:")
     typer.echo(f'[run]\nserver = "{public_text(make_signing_key(folder / SERVER_KEY))}"')
+
+
+@app.command("node")
+def node(file: Path = typer.Argument(help="Where to keep the key; made if it is not there.")) -> None:
+    """Make the key of a hospital's node, at the hospital; the server's operator gets the public half, FILE.pub."""
+    from modicum.deploy.flower import keys
+    from modicum.deploy.silo.signing import public
+
+    half = public(keys.make_node_key(file))
+    typer.echo(f"node key in {file}, for the node's user alone; send {half} to the server's operator")
 
 
 @app.command("renew")

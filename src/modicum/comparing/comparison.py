@@ -103,7 +103,14 @@ class Comparison:
             )
 
     def table(self, against: str | None = None) -> str:
-        """As text: the main metric ± its spread over seeds, ε, and what changes seed by seed."""
+        """As text: the main metric ± its spread over seeds, ε, and what changes seed by seed.
+
+        Args:
+            against: The variant that differences refer to [default: none].
+
+        Returns:
+            Text for a terminal.
+        """
         main, plain = self.main, self.main == ACCURACY
         second = "macro-F1*" if plain else "loss*"
         head = (
@@ -138,7 +145,11 @@ class Comparison:
         return told | {"runs": [dict(row) for row in self.rows]}
 
     def to_csv(self) -> str:
-        """One line a run, with its place in the grid."""
+        """One line a run, with its place in the grid.
+
+        Returns:
+            Text with a header.
+        """
         text = io.StringIO()
         rows = self._flat()
         out = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
@@ -147,7 +158,11 @@ class Comparison:
         return text.getvalue()
 
     def to_frame(self) -> Any:
-        """The rows as a pandas frame."""
+        """The rows as a pandas frame.
+
+        Returns:
+            A `pandas.DataFrame`, one row a run.
+        """
         return frame(self._flat())
 
     def _flat(self) -> list[dict[str, Any]]:

@@ -57,11 +57,28 @@ def compare(
 ) -> Comparison:
     """Run experiment files by several methods with several seeds, and put the results side by side.
 
-    `seeds=5` means 0 to 4. `options` and `grid` are those of `modicum compare`; in Python a grid may be
-    `{"privacy.budgets": [0.5, 1, 8]}`. The folder given, or a new one under ./runs, holds one run folder for each
-    cell; the same call on a folder left half done goes on with it. `against`, the variant that differences
-    will refer to, is only looked at beforehand: a slip is found before anything runs. `track` names trackers that
-    hear of every cell, as `modicum run --track` does: cells may run in other processes, so no objects here.
+    The same call on a folder left half done goes on with it.
+
+    Args:
+        files: Experiment files: one path or several.
+        methods: By name [default: those of the files].
+        seeds: How many from 0 on (5: 0 to 4), or which.
+        options: Settings by name as on the command line: `"privacy.delta=1e-6"`.
+        grid: Values that are combined: `{"privacy.budgets": [0.5, 1, 8]}`.
+        workers: Processes that share the cells.
+        ray: Address of a Ray cluster that plays the cells instead.
+        against: The variant that differences will refer to, looked at beforehand: a slip is found before anything
+            runs.
+        folder: Holds one run folder for each cell [default: a new one under ./runs].
+        track: Names of trackers that hear of every cell, as `modicum run --track` has them: cells may run in other
+            processes.
+        progress: Told of each finished cell.
+
+    Returns:
+        Rows of all cells, with tables and pictures of them.
+
+    Raises:
+        UserError: Where a file or a setting cannot be.
     """
     paths = [Path(one) for one in ([files] if isinstance(files, str | PathLike) else files)]
     if isinstance(seeds, int) and seeds < 1:

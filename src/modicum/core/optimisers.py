@@ -54,7 +54,7 @@ class Sgd:
     def slots(self) -> int:
         return 1 if self.momentum else 0
 
-    def step(self, theta: Tensor, gradient: Tensor, buffers: list[Tensor], step: int) -> None:  # noqa: ARG002
+    def step(self, theta: Tensor, gradient: Tensor, buffers: list[Tensor], step: int) -> None:
         if self.momentum:
             buffers[0].mul_(self.momentum).add_(gradient)
             gradient = buffers[0]
@@ -65,7 +65,7 @@ class Sgd:
         reach = [self.lr * (1 - m ** (steps - s)) / (1 - m) for s in range(steps)]
         return sum(reach), sum(r * r for r in reach)
 
-    def farthest(self, steps: int, clipped: float, noise: float, dimension: int) -> float:  # noqa: ARG002
+    def farthest(self, steps: int, clipped: float, noise: float, dimension: int) -> float:
         """The update is linear in the gradients: clipped parts add up by the triangle inequality, and the noise
         of all steps is one Gaussian."""
         gain, spread = self.gains(steps)
@@ -98,7 +98,7 @@ class Adam:
     def gains(self, steps: int) -> tuple[float, float]:
         return self.lr * steps, self.lr**2 * steps
 
-    def farthest(self, steps: int, clipped: float, noise: float, dimension: int) -> float:  # noqa: ARG002
+    def farthest(self, steps: int, clipped: float, noise: float, dimension: int) -> float:
         """Whatever the gradients: |m_t| ≤ (1−β₁)·√(Σ_{k<t} (β₁²/β₂)^k / (1−β₂))·√v_t by Cauchy and Schwarz."""
         shrink, total, root = self.beta1**2 / self.beta2, 0.0, 0.0
         for t in range(1, steps + 1):

@@ -122,13 +122,37 @@ class Policy(Protocol):
         """What it buys beside the gradient or update, in the same query."""
 
     def init(self, public: PublicFacts) -> State:
-        """Its state before the first round."""
+        """Its state before the first round.
+
+        Args:
+            public: What is known before the first round.
+
+        Returns:
+            Its own state.
+        """
 
     def decide(self, state: State, round: int, clients: Sequence[str]) -> dict[str, Decision]:
-        """A bound, and maybe a noise multiplier, for each of these clients in this round."""
+        """A bound, and maybe a noise multiplier, for each of these clients in this round.
+
+        Args:
+            state: Its own.
+            round: From 0 on.
+            clients: Who is invited.
+
+        Returns:
+            A decision for each of them.
+        """
 
     def observe(self, state: State, observed: Observation) -> State:
-        """The state after a round (or a local step); the given state is not changed."""
+        """The state after a round, or a local step.
+
+        Args:
+            state: From before; it is not changed.
+            observed: What was released, with the noise in it.
+
+        Returns:
+            The next state.
+        """
 
 
 @dataclass(frozen=True)
@@ -231,13 +255,40 @@ class LocalTraining(Protocol):
         """Whether a record's loss depends on that record and on releases alone, as record-level clipping needs."""
 
     def targets(self, records: Batch, state: State, backend: Backend) -> dict[str, Tensor]:
-        """Per-record targets for this round: labels, and for instance a teacher's outputs."""
+        """Per-record targets for this round: labels, and for instance a teacher's outputs.
+
+        Args:
+            records: The client's.
+            state: The client's own.
+            backend: Computes outputs of a model.
+
+        Returns:
+            Targets by name, one row a record.
+        """
 
     def losses(self, outputs: Tensor, targets: Mapping[str, Tensor]) -> Tensor:
-        """Loss of each record, one number a row; it must not mix records."""
+        """Loss of each record; it must not mix records.
+
+        Args:
+            outputs: Of the model.
+            targets: As `targets` gave them.
+
+        Returns:
+            One number a record.
+        """
 
     def finish(self, records: Batch, state: State, trained: Tensor, backend: Backend) -> State:
-        """The client's own state after the round; `trained` is its full local model: copy what is kept."""
+        """The client's own state after the round.
+
+        Args:
+            records: The client's.
+            state: The client's own, from before.
+            trained: Its full local model: copy what is kept.
+            backend: Computes outputs of a model.
+
+        Returns:
+            The next state.
+        """
 
 
 class ModelWrapper(Protocol):
@@ -312,26 +363,79 @@ class Mechanism(Protocol):
         """The rate of a trusted server's secret Poisson cohort; None where cohorts are public."""
 
     def plan(self, facts: ClientFacts, metrics: tuple[PlannedRelease, ...]) -> PrivacyPlan:
-        """What the client agrees to release in the whole run, with the noise that its budget asks for."""
+        """What the client agrees to release in the whole run, with the noise that its budget asks for.
+
+        Args:
+            facts: What is public about the client, its budget included.
+            metrics: That the client pays for beside the training.
+
+        Returns:
+            The plan, fixed for the whole run.
+        """
 
     def decisions(self, chosen: Mapping[str, Decision], multipliers: Mapping[str, float]) -> dict[str, Decision]:
-        """The policy's choice as each client is told it, where clients of unequal budgets share one noise."""
+        """The policy's choice as each client is told it, where clients of unequal budgets share one noise.
+
+        Args:
+            chosen: By the policy, by client.
+            multipliers: Of each client's plan.
+
+        Returns:
+            By client.
+        """
 
     def events(
         self, facts: ClientFacts, plan: PrivacyPlan, kit: ClientKit, broadcast: Broadcast, participation: int
     ) -> tuple[Release, ...]:
-        """What the client would release if it followed this proposal; reserved before data is touched."""
+        """What the client would release if it followed this proposal; reserved before data is touched.
+
+        Args:
+            facts: What is public about the client.
+            plan: That it agreed to.
+            kit: Parts and model of the run.
+            broadcast: The proposal.
+            participation: How often it took part before.
+
+        Returns:
+            Releases to reserve before data is touched.
+        """
 
     def expected(
         self, facts: ClientFacts, plan: PrivacyPlan, kit: ClientKit, broadcast: Broadcast, participation: int
     ) -> Expected:
-        """What the client's answer to this proposal can be, and the noise in it. Nothing reported enters (R14)."""
+        """What the client's answer to this proposal can be, and the noise in it. Nothing reported enters (R14).
+
+        Args:
+            facts: What is public about the client.
+            plan: That it agreed to.
+            kit: Parts and model of the run.
+            broadcast: The proposal.
+            participation: How often it took part before.
+
+        Returns:
+            Limits that the server checks an answer by, and the noise in it.
+        """
 
     def run(self, jobs: Sequence[Job], kit: ClientKit) -> list[tuple[Message, State]]:
-        """The client half, for several clients at once; each result depends on its own job alone."""
+        """The client half, for several clients at once; each result depends on its own job alone.
+
+        Args:
+            jobs: One a client: its records, state, proposal and gate.
+            kit: Parts and model of the run.
+
+        Returns:
+            A message and the next state for each job, in their order.
+        """
 
     def collect(self, state: RoundState) -> Collector:
-        """The server half: takes the round's messages as they come, and opens what may be seen of them."""
+        """The server half: takes the round's messages as they come, and opens what may be seen of them.
+
+        Args:
+            state: Of the round.
+
+        Returns:
+            What takes the messages.
+        """
 
 
 @runtime_checkable
@@ -366,12 +470,29 @@ class Aggregation(Protocol):
         """Whether it can do nothing with a sum alone."""
 
     def init(self, public: PublicFacts) -> State:
-        """Its state before the first round."""
+        """Its state before the first round.
+
+        Args:
+            public: What is known before the first round.
+
+        Returns:
+            Its own state.
+        """
 
     def combine(
         self, state: State, model: Tensor, opened: Opened, evaluate: PublicEvaluator | None = None
     ) -> tuple[Tensor, State]:
-        """The next model; `evaluate` tells how good any model is on public records, None where there are none."""
+        """The next model.
+
+        Args:
+            state: Its own, from the round before.
+            model: Of this round.
+            opened: What was released: messages, or their sum.
+            evaluate: Tells how good any model is on public records; None where there are none.
+
+        Returns:
+            The next model, and the next state.
+        """
 
 
 class Codec(Protocol):

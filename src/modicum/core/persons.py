@@ -56,7 +56,7 @@ class _ToRows:
 
     rows: int
 
-    def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:  # noqa: ARG002
+    def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         return (each(lambda t: t.flatten(0, 1), args[0]),)
 
 
@@ -66,7 +66,7 @@ class _ToPersons:
 
     rows: int
 
-    def __call__(self, module: nn.Module, args: Any, output: Any) -> Tensor:  # noqa: ARG002
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> Tensor:
         if not hasattr(output, "unflatten"):
             raise UserError(f"the model returns {type(output).__name__}: it must return one tensor")
         found: Tensor = output.unflatten(0, (-1, self.rows))

@@ -22,4 +22,14 @@ class MethodSpec(Protocol):
     """A method's settings, by its users' names; `build` composes the parts."""
 
     def build(self, setting: Setting) -> Method:
-        """The method for a federation of this size; settings that do not fit are refused with a line."""
+        """The method for a federation of this size.
+
+        Args:
+            setting: Clients, cohort and rounds.
+
+        Returns:
+            Four parts that fit together.
+
+        Raises:
+            UserError: Where settings do not fit, in a line that says what to change.
+        """

@@ -123,7 +123,7 @@ class SideBySide(Gathered):
     def one(self, i: int) -> Batch:
         return Batch(each(itemgetter(i), self.x), each(itemgetter(i), self.targets))
 
-    def padded(self, size: int) -> tuple[Any, dict[str, Tensor]]:  # noqa: ARG002
+    def padded(self, size: int) -> tuple[Any, dict[str, Tensor]]:
         x, targets = (each(lambda t: t.flatten(0, 1), tree) for tree in (self.x, self.targets))
         return x, targets
 

@@ -25,7 +25,7 @@ ASKED = {
 
 
 @dataclass(frozen=True)
-class Block:
+class Numbers:
     """Some numbers of each record: how many, and the length that they have at most."""
 
     size: int
@@ -42,16 +42,16 @@ class Questions:
     columns: int
 
     @property
-    def blocks(self) -> dict[str, Block]:
+    def blocks(self) -> dict[str, Numbers]:
         """By name, in the order in which they stand in a vector."""
         k, pairs = self.columns, self.columns * (self.columns - 1) // 2
         every = {
-            CLASSES: Block(self.classes, 1.0),
-            MISSING: Block(k, math.sqrt(k)),
-            MEANS: Block(k, math.sqrt(k)),  # values from −1 to 1
-            SQUARES: Block(k, math.sqrt(k) / 2),  # their squares less ½
-            HISTOGRAMS: Block(k * self.bins, math.sqrt(k)),
-            PRODUCTS: Block(pairs, math.sqrt(pairs)),
+            CLASSES: Numbers(self.classes, 1.0),
+            MISSING: Numbers(k, math.sqrt(k)),
+            MEANS: Numbers(k, math.sqrt(k)),  # values from −1 to 1
+            SQUARES: Numbers(k, math.sqrt(k) / 2),  # their squares less ½
+            HISTOGRAMS: Numbers(k * self.bins, math.sqrt(k)),
+            PRODUCTS: Numbers(pairs, math.sqrt(pairs)),
         }
         return {name: every[name] for name in blocks_of(self.asked) if every[name].size}
 

@@ -36,6 +36,12 @@ def create_alone(path: Path) -> BinaryIO:
     return os.fdopen(os.open(path, flags, 0o666), "wb")
 
 
+def open_lock(path: Path) -> BinaryIO:
+    """A file to lock, made where it is not there; a link in its place is refused, and nothing is emptied."""
+    flags = os.O_CREAT | os.O_RDWR | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+    return os.fdopen(os.open(path, flags, 0o600), "r+b")
+
+
 def save_state(path: Path, state: dict[str, Any]) -> None:
     """A dictionary of plain values and tensors."""
     import torch

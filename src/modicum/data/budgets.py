@@ -18,9 +18,18 @@ Budgets = Numbers | str
 def assign_budgets(budgets: Budgets, clients: int, seed: int = 0) -> tuple[float, ...]:
     """The ε of each client; `inf` claims no privacy.
 
-    - a number: the same for everyone;
-    - a list: one per client, or, when shorter, dealt in turn (3 values, 20 clients: 7, 7 and 6);
-    - a mapping {ε: weight}: exact counts nearest to the weights, dealt to clients at random by the seed.
+    Args:
+        budgets: A number: the same for everyone. A list: one a client or, when shorter, dealt in turn (3 values,
+            20 clients: 7, 7 and 6). A mapping {ε: weight}: exact counts nearest to the weights, dealt to clients
+            at random.
+        clients: How many.
+        seed: Of what is dealt at random.
+
+    Returns:
+        One ε a client, in their order.
+
+    Raises:
+        UserError: Where a budget is not positive, or there are more of them than clients.
     """
     given = parse_budgets(budgets) if isinstance(budgets, str) else budgets
     if isinstance(given, int | float):

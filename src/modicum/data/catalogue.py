@@ -41,7 +41,18 @@ def catalogue() -> tuple[Entry, ...]:
 
 
 def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> Dataset:
-    """A dataset by name, e.g. `mnist`; `emnist-balanced:10-46` keeps a range of classes, relabelled from 0."""
+    """A dataset by name, e.g. `mnist`; `emnist-balanced:10-46` keeps a range of classes, relabelled from 0.
+
+    Args:
+        name: As `modicum datasets` lists them.
+        data_dir: Folder of dataset files [default: the user's].
+
+    Returns:
+        The dataset.
+
+    Raises:
+        UserError: Where there is no such dataset, or its files are missing: the line says how to get them.
+    """
     plain, _, classes = name.partition(":")
     entry = next((e for e in _ENTRIES if e.name == plain), None)
     if entry is None:

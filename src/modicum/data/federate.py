@@ -28,14 +28,25 @@ def federate(
 ) -> FederatedData:
     """Divide a dataset among clients.
 
-    - `clients` and `partition`: by default the clients the data come with, else IID.
-    - `validation`, `test`: the shares of its records that each client holds out for itself. Which ones is decided
-      by position alone, so that no record's value moves another in or out of training. With `test=0` and natural
-      clients, a client's test data are the dataset's own test records of that client.
-    - `proxy`: public records that no client holds. A fraction is taken from the training data beforehand, in
-      proportion by class (and by natural client); `True` means 5%, or 10% where there are natural clients. A
-      dataset is used as it is, fitted to the input's shape.
-    - `proxy_validation`: the share of the proxy that is kept for choosing settings.
+    Args:
+        dataset: Of `mo.load_dataset`, `mo.from_csv` and their like.
+        clients: How many [default: those that the data come with].
+        partition: How records are divided [default: natural clients, else IID].
+        seed: Of the division.
+        validation: The share of its records that each client holds out for metrics. Which ones is decided by
+            position alone, so that no record's value moves another in or out of training.
+        test: The share held out for tests. With 0 and natural clients, a client's test data are the dataset's own
+            test records of that client.
+        proxy: Public records that no client holds. A fraction is taken from the training data beforehand, in
+            proportion by class (and by natural client); `True` means 5%, or 10% where there are natural clients. A
+            dataset is used as it is, fitted to the input's shape.
+        proxy_validation: The share of the proxy that is kept for choosing settings.
+
+    Returns:
+        Records by client; `mo.train` takes them with `budgets`.
+
+    Raises:
+        UserError: Where the data cannot be divided so.
     """
     part = _partition(dataset, partition)
     if isinstance(part, Natural) and part.groups is not None:

@@ -150,7 +150,7 @@ class Natural:
 
     groups: Rows | None = field(default=None, compare=False, repr=False)
 
-    def split(self, labels: Labels, clients: int, rng: np.random.Generator) -> list[Rows]:  # noqa: ARG002
+    def split(self, labels: Labels, clients: int, rng: np.random.Generator) -> list[Rows]:
         if self.groups is None:
             raise UserError("this dataset has no natural clients: use iid, dirichlet:α, shards:s or size-skew:r")
         if len(self.groups) != len(labels):

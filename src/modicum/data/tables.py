@@ -69,7 +69,18 @@ def from_csv(
 
 
 def from_parquet(path: str | os.PathLike[str], **how: Any) -> Dataset:
-    """The same of a Parquet file; everything else is as in `from_csv`."""
+    """The same of a Parquet file; everything else is as in `from_csv`.
+
+    Args:
+        path: Of the file.
+        **how: As in `from_csv`.
+
+    Returns:
+        A dataset with natural clients.
+
+    Raises:
+        UserError: Where a cell cannot be read, with its row and what to do.
+    """
     return from_frame(_read_parquet(path), name=Path(path).stem, **how)
 
 
@@ -88,7 +99,19 @@ def from_frame(
     features: Sequence[str] | None = None,
     name: str = "frame",
 ) -> Dataset:
-    """The same of a data frame of pandas, polars, Arrow or Hugging Face; arguments are those of `from_csv`."""
+    """The same of a data frame of pandas, polars, Arrow or Hugging Face; arguments are those of `from_csv`.
+
+    Args:
+        frame: The data frame.
+        client, label, id, classes, labels, columns, alone, asked, person, features: As in `from_csv`.
+        name: Of the dataset.
+
+    Returns:
+        A dataset with natural clients.
+
+    Raises:
+        UserError: Where a cell cannot be read, with its row and what to do.
+    """
     rows, names = _rows(frame)
     told = (client, label, id, classes, labels, columns, alone, asked, person, features)
     return from_rows(rows, names, name, name, *told)

@@ -33,7 +33,7 @@ from modicum.core.parts import Batch, ClientKit, Job, Method, State
 from modicum.core.release_gate import GateWatch, ReleaseGate, ReservedGate
 from modicum.core.store import load_state, save_state
 from modicum.errors import UserError
-from modicum.federation.keep import Charges, Keep, settle
+from modicum.federation.retention import Charges, Retention, settle
 from modicum.privacy.events import Release
 from modicum.privacy.ledger.budgets import Reason, Refusal, Refused
 from modicum.privacy.ledger.token import Token
@@ -77,7 +77,7 @@ class Clients:
         at_once: int = 1,
         gate: GateMaker | None = None,
         watch: GateWatch | None = None,
-        keep: Keep = Keep.MESSAGES,
+        keep: Retention = Retention.MESSAGES,
         done: int = 0,
         rows: NoiseSource | None = None,
     ) -> None:
@@ -274,7 +274,7 @@ class Clients:
                 settled.append((job.gate.tokens, message))
         settle(self.ledger, self._keep, settled)
         # Not before: where writing or settling fails the round is redone, from the state it began with.
-        if self._keep is Keep.MESSAGES:
+        if self._keep is Retention.MESSAGES:
             self._sent |= {(m.client, m.round): tokens[0] for tokens, m in settled}
         for (name, round), state in states.items():
             client = self.clients[name]
@@ -294,7 +294,7 @@ class Clients:
 
     def _main_entries(self) -> list[Token]:
         """The stored messages; the further queries of a client's round are stored as empty ones beside it."""
-        if self._keep is not Keep.MESSAGES or not self.charges_here:  # or it is the trusted server's
+        if self._keep is not Retention.MESSAGES or not self.charges_here:  # or it is the trusted server's
             return []
         return [
             token

@@ -144,7 +144,7 @@ class RandomCohorts:
         rng = np.random.Generator(np.random.Philox(key=[self.seed, round]))
         return tuple(sorted(int(i) for i in rng.choice(self.clients, self.per_round, replace=False)))
 
-    def participations(self, client: int) -> int:  # noqa: ARG002
+    def participations(self, client: int) -> int:
         return min(self.max_participations, self.rounds)
 
 
@@ -165,7 +165,7 @@ class SecretPoisson:
         coins = self.noise.coins(NoiseKey(SERVER, round, 0, "coins:cohort"), self.clients, self.rate)
         return tuple(int(i) for i in np.flatnonzero(coins))
 
-    def participations(self, client: int) -> int:  # noqa: ARG002
+    def participations(self, client: int) -> int:
         """Every round counts, drawn or not: the amplified event is charged each time."""
         return self.rounds
 

@@ -62,7 +62,17 @@ class EarlyStop:
 
     @classmethod
     def read(cls, text: str) -> EarlyStop:
-        """As a file has it: "loss:5"."""
+        """As a file has it: "loss:5".
+
+        Args:
+            text: A metric and the rounds without improvement that end a run.
+
+        Returns:
+            The rule.
+
+        Raises:
+            UserError: Where the text is no such pair.
+        """
         metric, _, patience = text.partition(":")
         if not metric or not (patience or "5").isdigit():
             raise UserError(f'early_stop is a metric and rounds without a better one, e.g. "loss:5", got {text!r}')

@@ -97,11 +97,33 @@ class Federation:
         method: MethodSpec | None = None,
         data_dir: str | PathLike[str] | None = None,
     ) -> Federation:
-        """Divide a named dataset among clients; `proxy` is a fraction or another dataset's name.
+        """Divide a named dataset among clients, each with its budget.
 
-        `backbone`, `views` and `features` put public features in place of records: see docs/data.md. The
-        dimensions of `discriminant:auto` follow the noise that `method` promises: its δ, adjacency and view, with
-        all clients in every round. None: that of records where the server sees messages (δ = 1e-5, zero-out).
+        Args:
+            name: Of a dataset, as `modicum datasets` lists them.
+            clients: How many [default: those that the data come with].
+            partition: How records are divided: `mo.Dirichlet(0.5)`, or its text, `"dirichlet:0.5"` [default:
+                natural clients, else IID].
+            budgets: ε of the clients: see `mo.assign_budgets`.
+            seed: Of the partition and of budgets that are dealt.
+            validation: Share of its records that each client holds out for metrics.
+            test: Share that it holds out for tests.
+            proxy: Public records: a fraction, or the name of another dataset.
+            backbone: File of weights that turns records into public features: see docs/data.md. Several are
+                joined.
+            views: Of each image whose features are averaged: 1 the image, 2 also its mirror image, up to 10.
+            trained_on: Datasets that the backbone was trained on, where its file does not say.
+            features: A geometry of the features, fitted on public records: `"discriminant:auto"`.
+            features_from: Dataset that the geometry is fitted on [default: the proxy].
+            method: Whose noise the dimensions of `discriminant:auto` follow: its δ, adjacency and view, with all
+                clients in every round [default: records where the server sees messages, δ = 1e-5, zero-out].
+            data_dir: Folder of dataset files.
+
+        Returns:
+            Records and budgets, for `mo.train`.
+
+        Raises:
+            UserError: Where the dataset or a setting cannot be.
         """
         from modicum.data import federate, load
         from modicum.data.fetch import data_folder

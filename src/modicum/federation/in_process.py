@@ -9,7 +9,7 @@ from modicum.core.parts import Job, State
 from modicum.core.release_gate import SERVER
 from modicum.core.round_state import Collector, RoundState
 from modicum.federation.clients import Answer, Clients
-from modicum.federation.keep import Charges
+from modicum.federation.retention import Charges
 from modicum.federation.secure_sums import IMPOSSIBLE, NOBODY, Collect
 from modicum.federation.server import OpenedOnce, Server, TrustedLedger
 from modicum.federation.transcript import AGGREGATOR, Forget, Kind, Seen, Transcript, note_opened
@@ -46,7 +46,7 @@ class InProcess:
     ) -> None:
         self.server, self.clients, self.ledger, self.trusted, self._once = server, clients, ledger, trusted, once
         self._integers, self._workers = integers, workers
-        self.faults = faults or (lambda round, client: False)  # noqa: ARG005
+        self.faults = faults or (lambda round, client: False)
         self.transcript: Transcript = transcript or Forget()
 
     def acknowledge(self, round: int) -> None:

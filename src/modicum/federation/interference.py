@@ -100,6 +100,22 @@ def check(
 
     The records are those of an embedded dataset unless a federation is given; `garbage` names what replaces them.
     A peek that shows only on particular records, or after more rounds, is not found.
+
+    Args:
+        method: Its settings.
+        federation: Records that are replaced [default: an embedded dataset].
+        model: A name of the catalogue, or a module.
+        model_options: Settings of a model that is named.
+        rounds: That each play has; a peek that comes later is not found.
+        per_round: Clients of a round [default: all].
+        garbage: What replaces the records, by name.
+        seed: Of everything that is drawn.
+
+    Returns:
+        What was compared, and each difference that was seen.
+
+    Raises:
+        UserError: Where `garbage` has no such name.
     """
     for kind in garbage:
         if kind not in GARBAGE:
@@ -140,7 +156,7 @@ def difference(
     folder: Path,
     *,
     around: Around = lambda watch: watch,
-    noise: NoiseMaker = lambda seed: CryptoNoise(),  # noqa: ARG005
+    noise: NoiseMaker = lambda seed: CryptoNoise(),
 ) -> str | None:
     """What looks different when `others` are played under the releases of `real`; None where nothing does.
 

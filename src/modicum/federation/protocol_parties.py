@@ -18,9 +18,9 @@ from modicum.privacy.views import SecureAggregation
 
 def protocol_terms(
     view: SecureAggregation, keys: Sequence[bytes], *, run: str, dimension: int, bits: int, context: str = ""
-) -> secure.Terms:
+) -> secure.SumTerms:
     """A view in the protocol's own words. Raises `UserError` where the protocol cannot give what it promises."""
-    terms = secure.Terms(
+    terms = secure.SumTerms(
         run=run,
         keys=tuple(keys),
         threshold=view.threshold,
@@ -53,7 +53,7 @@ class Parties:
         self._keys = {name: Ed25519PrivateKey.generate() for name in names}
         self._stores = {name: secure.MemoryStore() for name in names}
 
-    def terms(self, cohort: Sequence[str], dimension: int) -> secure.Terms:
+    def terms(self, cohort: Sequence[str], dimension: int) -> secure.SumTerms:
         """What all parties of one cohort's sum agree on: keys, thresholds, length and range."""
         public = [self._keys[n].public_key().public_bytes(Encoding.Raw, PublicFormat.Raw) for n in cohort]
         return protocol_terms(self._view, public, run=self._run, dimension=dimension, bits=self._bits)

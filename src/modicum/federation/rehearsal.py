@@ -29,8 +29,8 @@ from modicum.federation.correlate import rows_for
 from modicum.federation.evaluation import Evaluation
 from modicum.federation.experiment import Experiment, Prepared
 from modicum.federation.in_process import InProcess, Results
-from modicum.federation.keep import Keep
 from modicum.federation.records import RoundRecord
+from modicum.federation.retention import Retention
 from modicum.federation.rounds import Rounds
 from modicum.federation.secure_sums import collect_integers
 from modicum.federation.server import TrustedLedger
@@ -168,10 +168,12 @@ class Rehearsal:
             noise,
             at_once=len(self.facts),
             gate=lambda tokens, reserve: self.gate.opened_by(tokens, reserve),
-            keep=Keep.NOTHING,
+            keep=Retention.NOTHING,
         )
         central = not self.method.mechanism.spec.view.senders_add_noise
-        trusted = TrustedLedger(ledger, noise, keep=Keep.NOTHING, gate=lambda _: self.gate) if central else None
+        trusted = (
+            TrustedLedger(ledger, noise, keep=Retention.NOTHING, gate=lambda _: self.gate) if central else None
+        )
         sums = collect_integers(made, "rehearsal")
         self.carrier = Measured(self.server, self.clients, ledger, trusted=trusted, integers=sums)
         self.evaluation = Evaluation(

@@ -13,8 +13,8 @@ from modicum.core.messages import Opened
 from modicum.core.round_state import Collector, RoundState
 from modicum.federation.checkpoints import Folder
 from modicum.federation.evaluation import Evaluation
-from modicum.federation.keep import Charges
 from modicum.federation.records import RoundRecord
+from modicum.federation.retention import Charges
 from modicum.federation.round_record import record_of
 from modicum.federation.server import Server
 

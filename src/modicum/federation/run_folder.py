@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from modicum.core.store import write_durably
+from modicum.core.store import create_alone, open_lock, write_durably
 from modicum.errors import UserError
 
 if TYPE_CHECKING:
@@ -125,11 +125,18 @@ class RunFolder:
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.path.chmod(0o700)
+            self._refuse_links()
             probe = self.path / ".writable"
-            probe.write_bytes(b"")
+            create_alone(probe).close()
             probe.unlink()
         except OSError as error:
             raise self._unwritable(error) from None
+
+    def _refuse_links(self) -> None:
+        """Once nobody else may enter: a link that somebody planted before would be written through."""
+        for path in self.path.iterdir():
+            if path.is_symlink():
+                raise UserError(f"{path} is a link, and a run writes through none: take it away")
 
     def _unwritable(self, error: OSError) -> UserError:
         return UserError(f"cannot write to {self.path} ({error.strerror}): choose another folder")
@@ -160,7 +167,11 @@ class RunFolder:
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Hold the folder: two processes must not run the same rounds. A killed process lets go of it."""
-        with open(self.path / LOCK, "wb") as file:
+        try:
+            file = open_lock(self.path / LOCK)
+        except OSError as error:
+            raise self._unwritable(error) from None
+        with file:
             try:
                 import fcntl
             except ImportError:  # pragma: no cover - a system without file locks relies on the ledger's own

@@ -34,8 +34,8 @@ from modicum.core.rows import NoiseRows
 from modicum.core.store import write_durably
 from modicum.errors import UnsoundError
 from modicum.federation.cohort import Cohorts
-from modicum.federation.keep import Charges, Keep, settle
 from modicum.federation.plausible import objection
+from modicum.federation.retention import Charges, Retention, settle
 from modicum.privacy.events import Release
 from modicum.privacy.ledger.token import Token
 from modicum.privacy.noise import NoiseSource
@@ -259,13 +259,13 @@ class TrustedLedger:
         ledger: Charges,
         noise: NoiseSource,
         watch: GateWatch | None = None,
-        keep: Keep = Keep.MESSAGES,
+        keep: Retention = Retention.MESSAGES,
         gate: SumGateMaker | None = None,
         rows: NoiseRows | None = None,
     ) -> None:
         self.ledger, self.noise, self._watch, self._keep = ledger, noise, watch, keep
         self._make_gate = gate or (lambda tokens: ReservedSumGate(self.noise, tokens, rows))
-        kept = ledger.outbox() if keep is Keep.MESSAGES else []
+        kept = ledger.outbox() if keep is Retention.MESSAGES else []
         self._sent = {t.release.round: t for t in kept if ledger.message(t)}
 
     def stored(self, round: int) -> ReleasedSum | None:
@@ -300,7 +300,7 @@ class TrustedLedger:
     def settle(self, tokens: Sequence[Token], opened: ReleasedSum) -> None:
         """The sum exists: settled under its tokens before anybody uses it."""
         settle(self.ledger, self._keep, [(tokens, opened)])
-        if self._keep is Keep.MESSAGES:
+        if self._keep is Retention.MESSAGES:
             self._sent[opened.round] = tokens[0]
 
 

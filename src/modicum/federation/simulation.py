@@ -19,8 +19,8 @@ from modicum.federation.experiment import Experiment
 from modicum.federation.foreign import foreign_parts
 from modicum.federation.identity import records_id, run_id
 from modicum.federation.in_process import Faults, InProcess
-from modicum.federation.keep import Keep
 from modicum.federation.records import RoundRecord
+from modicum.federation.retention import Retention
 from modicum.federation.rounds import Rounds
 from modicum.federation.run_folder import RunFolder
 from modicum.federation.secure_sums import collect_integers
@@ -66,7 +66,7 @@ class Simulation:
         self.ledger = files.open_ledger(run_id(experiment), self.noise, records_id(experiment), foreign)
         self.ledger.declare(self.plans.values())
         self.server = made.server(self.ledger.run_id)
-        kept, keep = Folder(files, self.server), Keep.for_noise(self.noise)
+        kept, keep = Folder(files, self.server), Retention.for_noise(self.noise)
         central = not self.method.mechanism.spec.view.senders_add_noise
         begun, self._key = self.ledger.share_reserved() > 0, files.noise_key
         rows = own = None

@@ -83,7 +83,17 @@ def transcript_in(files: RunFolder, asked: bool) -> FileTranscript | None:
 
 
 def load_transcript(path: str | os.PathLike[str]) -> Remember:
-    """The transcript in a run's folder, or in a file, with everything that was seen in order."""
+    """The transcript in a run's folder, or in a file, with everything that was seen in order.
+
+    Args:
+        path: Of a run's folder, or of the file.
+
+    Returns:
+        Everything that was seen, in order.
+
+    Raises:
+        UserError: Where there is no transcript, or it is damaged.
+    """
     file = RunFolder(Path(path)).transcript if Path(path).is_dir() else Path(path)
     if not file.is_file():
         raise UserError(f"there is no transcript {file}: record one with modicum run --transcript")

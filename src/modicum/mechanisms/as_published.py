@@ -66,7 +66,7 @@ class AsPublished:
         true = epsilon(list(releases), self.spec).epsilon
         return PrivacyPlan(client=facts.name, spec=self.spec, budget=true * (1 + SLACK), releases=releases)
 
-    def decisions(self, chosen: Mapping[str, Decision], multipliers: Mapping[str, float]) -> dict[str, Decision]:  # noqa: ARG002
+    def decisions(self, chosen: Mapping[str, Decision], multipliers: Mapping[str, float]) -> dict[str, Decision]:
         return dict(chosen)
 
     def events(

@@ -18,20 +18,16 @@ from modicum.core.facts import ClientFacts
 from modicum.core.layout import Layout
 from modicum.core.messages import (
     Broadcast,
-    ClippedUpdate,
     Decision,
     Expected,
     Message,
-    Noised,
-    NoiseFacts,
     ReleasedSum,
 )
 from modicum.core.needs import Need
 from modicum.core.parts import CLASS_COUNTS, CLASS_SUMS, ClientKit, Job, State
-from modicum.core.release_gate import ReleaseRequest
 from modicum.core.round_state import Collector, RoundState
 from modicum.errors import UserError
-from modicum.mechanisms import common, integers
+from modicum.mechanisms import block_sums, common, integers
 from modicum.mechanisms.record_local import GRADIENT, RecordLocal
 from modicum.mechanisms.record_sums import RecordSums
 from modicum.privacy.accounting.calibration import calibrate_noise
@@ -39,7 +35,7 @@ from modicum.privacy.events import Block, NoSampling, Release
 from modicum.privacy.noise.fixed import priced
 from modicum.privacy.noise.lattice import Integers
 from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
-from modicum.privacy.spec import PrivacySpec, Unit
+from modicum.privacy.spec import PrivacySpec
 from modicum.privacy.views import Variant
 
 LENGTH = 1.0  # records that are longer are cut to it
@@ -139,19 +135,9 @@ class ClassSums:
     def expected(
         self, facts: ClientFacts, plan: PrivacyPlan, kit: ClientKit, broadcast: Broadcast, participation: int
     ) -> Expected:
-        """n records in one class reach n·√(1+1) with their count; noise adds its own norm."""
         if not self._sums_now(broadcast):
             return self.after.expected(facts, plan, kit, broadcast, participation)
-        event = self._event(facts, plan, broadcast)
-        if not self.individuals:
-            return integers.nothing_seen(event)
-        sums, counts = event.blocks
-        metrics = common.metric_events(self.spec, broadcast, kit.metrics, plan)
-        reach = facts.records * math.hypot(LENGTH, 1.0)
-        update = ClippedUpdate(reach, max(sums.noise_std, counts.noise_std))
-        known = NoiseFacts(sums.noise_std**2, 1.0, {CLASS_COUNTS: counts.noise_std**2})
-        rates = common.expected_metrics(metrics, Unit.RECORD, facts.validation)
-        return Expected(known, update, metrics=rates)
+        return block_sums.expected(self.events(facts, plan, kit, broadcast, participation), facts)
 
     def run(self, jobs: Sequence[Job], kit: ClientKit) -> list[tuple[Message, State]]:
         if not self._sums_now(jobs[0].broadcast):
@@ -160,17 +146,9 @@ class ClassSums:
 
     def _release(self, job: Job, kit: ClientKit) -> tuple[Message, State]:
         event = self._event(job.facts, job.plan, job.broadcast)
-        model = job.broadcast.model
         records = job.records.real  # a label 0 of a blank would move a count
         sums, counts = class_sums(records.x, records.targets["y"], kit.backend.layout.shapes[0])
-        blocks = {CLASS_SUMS: sums, CLASS_COUNTS: counts}
-        if not self.individuals:
-            requests = [ReleaseRequest(job.gate, event, 0, blocks), *common.metric_requests(job, kit, self.spec)]
-            return integers.summand(requests), job.state
-        noised = job.gate.release(event, 0, blocks)
-        update = torch.cat([noised[CLASS_SUMS].flatten(), noised[CLASS_COUNTS]]).to(model)
-        metrics = common.released_metrics(job, kit, self.spec)
-        return Noised(job.facts.name, job.broadcast.round, update, {}, metrics), job.state
+        return block_sums.message(job, kit, event, {CLASS_SUMS: sums, CLASS_COUNTS: counts}), job.state
 
     def collect(self, state: RoundState) -> Collector:
         return self.after.collect(state)
@@ -180,15 +158,10 @@ class ClassSums:
         assert isinstance(self.after, RecordSums)
         if state.round >= self.rounds:
             return self.after.open_integers(total, survivors, state)
-        if not self.spec.view.enough(len(survivors), len(state.cohort)):
-            return None
-        classes = self._classes(state)
-        sizes = {CLASS_SUMS: state.model.numel() - classes, CLASS_COUNTS: classes}
-        return integers.open_sum(total, survivors, state, Unit.RECORD, sizes)
-
-    def _classes(self, state: RoundState) -> int:
         assert state.features is not None
-        return state.features.classes
+        classes = state.features.classes
+        sizes = {CLASS_SUMS: state.model.numel() - classes, CLASS_COUNTS: classes}
+        return integers.open_sum(total, survivors, state, sizes)
 
 
 def class_sums(x: Tensor, y: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
@@ -217,5 +190,5 @@ class LinearHead:
             raise UserError("class sums make a linear model: choose model.name = logistic, on public features")
         return model
 
-    def shared(self, name: str) -> bool:  # noqa: ARG002
+    def shared(self, name: str) -> bool:
         return True

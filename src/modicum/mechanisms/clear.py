@@ -40,19 +40,19 @@ class Clear:
         """The view is that of messages; no ε is claimed for it."""
         return PrivacySpec(unit=Unit.CLIENT, view=ServerSeesMessages())
 
-    def plan(self, facts: ClientFacts, metrics: tuple[PlannedRelease, ...]) -> PrivacyPlan:  # noqa: ARG002
+    def plan(self, facts: ClientFacts, metrics: tuple[PlannedRelease, ...]) -> PrivacyPlan:
         return PrivacyPlan(client=facts.name, spec=self.spec, budget=math.inf, guard=Guard.NONE)
 
-    def decisions(self, chosen: Mapping[str, Decision], multipliers: Mapping[str, float]) -> dict[str, Decision]:  # noqa: ARG002
+    def decisions(self, chosen: Mapping[str, Decision], multipliers: Mapping[str, float]) -> dict[str, Decision]:
         return dict(chosen)
 
     def events(
         self,
         facts: ClientFacts,
-        plan: PrivacyPlan,  # noqa: ARG002
+        plan: PrivacyPlan,
         kit: ClientKit,
         broadcast: Broadcast,
-        participation: int,  # noqa: ARG002
+        participation: int,
     ) -> tuple[Release, ...]:
         blocks = (Block(UPDATE, 1.0, 0.0),)
         update = Release(
@@ -81,7 +81,7 @@ class Clear:
             results.append((message, common.keep_personal(job, kit, last)))
         return results
 
-    def _moved(self, job: Job, kit: ClientKit, initial: Tensor, last: Tensor) -> Tensor:  # noqa: ARG002
+    def _moved(self, job: Job, kit: ClientKit, initial: Tensor, last: Tensor) -> Tensor:
         """What is sent of the local training: all that it moved. A defence without guarantee sends less."""
         return last - initial
 

@@ -157,6 +157,11 @@ def summand(requests: Sequence[ReleaseRequest]) -> Summand:
     return Summand(requests[0].release.client, requests[0].release.round, torch.cat(parts))
 
 
+def not_collected() -> UserError:
+    """Of a carrier that would add up summands in the clear."""
+    return UserError("integers of a sum are opened by secure aggregation alone")
+
+
 def nothing_seen(event: Release) -> Expected:
     """Of a summand nothing is seen: a sum is checked as a whole (`open_sum`)."""
     return Expected(NoiseFacts(event.blocks[0].noise_std ** 2, 1.0))
@@ -166,17 +171,19 @@ def open_sum(
     total: Integers,
     survivors: Sequence[str],
     state: RoundState,
-    unit: Unit,
     sizes: Mapping[str, int] | None = None,
 ) -> ReleasedSum | None:
-    """The mean over the fixed public cohort, and what is known of its noise; None where no honest clients made it.
+    """The mean over the fixed public cohort, and what is known of its noise; None where too few are left, or where
+    no honest clients made it.
 
     Client i's values were divided by its bound b_i and multiplied by its scale s_i, so the sum is Σ (s_i/b_i)·v_i,
     and the mean divides by Σ (s_i/b_i)·n_i over all who were invited, whoever answered (R7). n_i counts its units.
     Blocks that `sizes` lists are learned from, one after another; the others are single numbers.
     """
     assert state.integers is not None
-    events = next(iter(state.events.values()))
+    events = next(iter(state.events.values()), ())
+    if not events or not events[0].spec.view.enough(len(survivors), len(state.cohort)):
+        return None
     learned = tuple(sizes) if sizes else (events[0].blocks[0].name,)
     found: dict[str, Tensor] = {}
     variances: dict[str, float] = {}
@@ -196,7 +203,8 @@ def open_sum(
         variances |= spread
     scalars = {n: v.item() for n, v in found.items() if n not in learned}
     signals = {n: v + SIGNAL_BOUND for n, v in scalars.items() if not n.startswith(METRIC)}
-    middle = SIGNAL_BOUND if unit is Unit.CLIENT else 0.0  # a client's rate is centred, a count of records is not
+    of_client = events[0].spec.unit is Unit.CLIENT
+    middle = SIGNAL_BOUND if of_client else 0.0  # a client's rate is centred, a count of records is not
     metrics = {n.removeprefix(METRIC): v + middle for n, v in scalars.items() if n.startswith(METRIC)}
     known = {n: variances[n] for n in (*signals, *learned[1:])}
     update = torch.cat([found[n] for n in learned]).to(state.model)

@@ -206,7 +206,7 @@ class RecordLocal:
         """The multiplier of one of a client's kinds of noise; of its only one where there is no stock."""
         return self.schedule.of_kind(self.releases_of(facts), plan, kind)
 
-    def decisions(self, chosen: Mapping[str, Decision], multipliers: Mapping[str, float]) -> dict[str, Decision]:  # noqa: ARG002
+    def decisions(self, chosen: Mapping[str, Decision], multipliers: Mapping[str, float]) -> dict[str, Decision]:
         return dict(chosen)
 
     def events(

@@ -81,16 +81,16 @@ class RecordSums:
         )
         return schedule_for(self.noise_multiplier, integers=True).agree(of, metrics)
 
-    def decisions(self, chosen: Mapping[str, Decision], multipliers: Mapping[str, float]) -> dict[str, Decision]:  # noqa: ARG002
+    def decisions(self, chosen: Mapping[str, Decision], multipliers: Mapping[str, float]) -> dict[str, Decision]:
         return dict(chosen)
 
     def events(
         self,
-        facts: ClientFacts,  # noqa: ARG002
+        facts: ClientFacts,
         plan: PrivacyPlan,
         kit: ClientKit,
         broadcast: Broadcast,
-        participation: int,  # noqa: ARG002
+        participation: int,
     ) -> tuple[Release, ...]:
         metrics = common.metric_events(self.spec, broadcast, kit.metrics, plan)
         return (self._event(plan, kit, broadcast), *metrics)
@@ -135,14 +135,12 @@ class RecordSums:
         event = self._event(job.plan, kit, job.broadcast)
         return ReleaseRequest(job.gate, event, 0, {GRADIENT: total, **signals})
 
-    def collect(self, state: RoundState) -> Collector:  # noqa: ARG002
-        raise UserError("integers of a sum are opened by secure aggregation alone")
+    def collect(self, state: RoundState) -> Collector:
+        raise integers.not_collected()
 
     def open_integers(self, total: Integers, survivors: Sequence[str], state: RoundState) -> ReleasedSum | None:
         """The step that the mean gradient makes; what is known of its noise goes through the same step."""
-        if not self.view.enough(len(survivors), len(state.cohort)):
-            return None
-        opened = integers.open_sum(total, survivors, state, Unit.RECORD)
+        opened = integers.open_sum(total, survivors, state)
         if opened is None:
             return None
         update = torch.zeros_like(opened.update)[None]

@@ -20,21 +20,17 @@ from modicum.core.facts import ClientFacts
 from modicum.core.layout import Layout
 from modicum.core.messages import (
     Broadcast,
-    ClippedUpdate,
     Decision,
     Expected,
     Message,
-    Noised,
-    NoiseFacts,
     ReleasedSum,
 )
 from modicum.core.needs import Need
 from modicum.core.parts import ClientKit, Job, State
-from modicum.core.release_gate import ReleaseRequest
 from modicum.core.round_state import Collector, RoundState
 from modicum.core.statistics import Questions
 from modicum.errors import UserError
-from modicum.mechanisms import common, integers
+from modicum.mechanisms import block_sums, common, integers
 from modicum.privacy.accounting.calibration import calibrate_noise
 from modicum.privacy.events import Block, NoSampling, Release
 from modicum.privacy.noise.fixed import priced
@@ -92,7 +88,7 @@ class RecordStatistics:
         releases = (PlannedRelease(self.purpose, z, NoSampling(), times), *metrics)
         return PrivacyPlan(client=facts.name, spec=self.spec, budget=facts.budget, releases=releases)
 
-    def decisions(self, chosen: Mapping[str, Decision], multipliers: Mapping[str, float]) -> dict[str, Decision]:  # noqa: ARG002
+    def decisions(self, chosen: Mapping[str, Decision], multipliers: Mapping[str, float]) -> dict[str, Decision]:
         return dict(chosen)
 
     def _questions(self, classes: int, size: int) -> Questions:
@@ -117,11 +113,11 @@ class RecordStatistics:
 
     def events(
         self,
-        facts: ClientFacts,  # noqa: ARG002
+        facts: ClientFacts,
         plan: PrivacyPlan,
         kit: ClientKit,
         broadcast: Broadcast,
-        participation: int,  # noqa: ARG002
+        participation: int,
     ) -> tuple[Release, ...]:
         metrics = common.metric_events(self.spec, broadcast, kit.metrics, plan)
         return (self._asked_of(plan, kit, broadcast), *metrics)
@@ -129,45 +125,30 @@ class RecordStatistics:
     def expected(
         self, facts: ClientFacts, plan: PrivacyPlan, kit: ClientKit, broadcast: Broadcast, participation: int
     ) -> Expected:
-        event, *metrics = self.events(facts, plan, kit, broadcast, participation)
-        if not self.individuals:
-            return integers.nothing_seen(event)
-        first, *others = event.blocks
-        reach = facts.records * math.hypot(*(block.bound for block in event.blocks))
-        known = NoiseFacts(first.noise_std**2, 1.0, {block.name: block.noise_std**2 for block in others})
-        update = ClippedUpdate(reach, max(block.noise_std for block in event.blocks))
-        return Expected(known, update, metrics=common.expected_metrics(metrics, Unit.RECORD, facts.validation))
+        return block_sums.expected(self.events(facts, plan, kit, broadcast, participation), facts)
 
     def run(self, jobs: Sequence[Job], kit: ClientKit) -> list[tuple[Message, State]]:
         return [self._release(job, kit) for job in jobs]
 
     def _release(self, job: Job, kit: ClientKit) -> tuple[Message, State]:
-        event, model, records = self._asked_of(job.plan, kit, job.broadcast), job.broadcast.model, job.records.real
+        event, records = self._asked_of(job.plan, kit, job.broadcast), job.records.real
         assert kit.public is not None
         assert kit.public.features is not None
-        questions = self._questions(kit.public.features.classes, model.numel())
+        questions = self._questions(kit.public.features.classes, job.broadcast.model.numel())
         sums = record_sums(records.x, records.targets["y"], questions)
-        if not self.individuals:
-            requests = [ReleaseRequest(job.gate, event, 0, sums), *common.metric_requests(job, kit, self.spec)]
-            return integers.summand(requests), job.state
-        noised = job.gate.release(event, 0, sums)
-        update = torch.cat([noised[block.name].flatten() for block in event.blocks]).to(model)
-        metrics = common.released_metrics(job, kit, self.spec)
-        return Noised(job.facts.name, job.broadcast.round, update, {}, metrics), job.state
+        return block_sums.message(job, kit, event, sums), job.state
 
     def collect(self, state: RoundState) -> Collector:
         if not self.individuals:
-            raise UserError("integers of a sum are opened by secure aggregation alone")
+            raise integers.not_collected()
         return common.Individually(state)
 
     def open_integers(self, total: Integers, survivors: Sequence[str], state: RoundState) -> ReleasedSum | None:
         """The mean of every number over all clients' records."""
-        if not self.view.enough(len(survivors), len(state.cohort)):
-            return None
         assert state.features is not None
         blocks = self._questions(state.features.classes, state.model.numel()).blocks
         sizes = {name: block.size for name, block in blocks.items()}
-        return integers.open_sum(total, survivors, state, Unit.RECORD, sizes)
+        return integers.open_sum(total, survivors, state, sizes)
 
 
 def record_sums(x: Tensor, y: Tensor, questions: Questions) -> dict[str, Tensor]:
@@ -224,5 +205,5 @@ class AnswersOnly:
         outputs, columns = shapes[0]
         return Answers(Questions(self.asked, self.bins, outputs, columns).size, outputs)
 
-    def shared(self, name: str) -> bool:  # noqa: ARG002
+    def shared(self, name: str) -> bool:
         return True

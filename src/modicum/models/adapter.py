@@ -14,7 +14,7 @@ from modicum.core.records import Fields
 class _ByName:
     """A record's tensors as keyword arguments."""
 
-    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> Any:  # noqa: ARG002
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         if len(args) == 1 and isinstance(args[0], Mapping) and not kwargs:
             return (), dict(args[0])
         return None
@@ -23,7 +23,7 @@ class _ByName:
 class _Logits:
     """The logits of an output that has more."""
 
-    def __call__(self, module: nn.Module, args: Any, output: Any) -> Any:  # noqa: ARG002
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> Any:
         logits = getattr(output, "logits", None)
         return logits if isinstance(logits, Tensor) and not isinstance(output, Tensor) else None
 

@@ -285,7 +285,7 @@ def _check_texts(extractor: Extractor, dataset: Dataset) -> None:
 def _counting(what: str, total: int) -> Iterator[Count]:
     """A bar on a terminal, for what takes minutes."""
     if total < LONG or not sys.stderr.isatty():
-        yield lambda done: None  # noqa: ARG005
+        yield lambda done: None
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -321,7 +321,7 @@ def compute(
     extractor: Extractor,
     arrays: Arrays,
     device: str = "cpu",
-    count: Count = lambda done: None,  # noqa: ARG005
+    count: Count = lambda done: None,
 ) -> np.ndarray:
     """Features in the order of the records."""
     model, out = extractor.model.to(device).eval(), []

@@ -70,7 +70,7 @@ def frozen(module: nn.Module) -> nn.Module:
             delattr(part, name)
             part.register_buffer(name, parameter.detach())
     module.eval()
-    module.train = lambda mode=True: module  # type: ignore[method-assign]  # noqa: ARG005
+    module.train = lambda mode=True: module  # type: ignore[method-assign]
     return module
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import Field, field, fields
+from dataclasses import field, fields
 from typing import Any, Literal
 
 from modicum.aggregation import (
@@ -28,13 +28,17 @@ OptimiserName = Literal["sgd", "adam"]
 
 
 def option(default: Any, help: str, *, table: bool = False) -> Any:
-    """A field with the text that documentation, command line and reports show for it; a table has no hash."""
+    """A setting of a method.
+
+    Args:
+        default: Its value where nobody sets it.
+        help: Shown by documentation, command line and reports.
+        table: The value is a table, which has no hash.
+
+    Returns:
+        A field of a dataclass.
+    """
     return field(default=default, metadata={"help": help}, hash=False if table else None)
-
-
-def help_of(setting: Field[Any]) -> str:
-    """The help text of a setting."""
-    return str(setting.metadata.get("help", ""))
 
 
 def build_view(name: ViewName, participants: int, colluding: int, dropouts: int) -> View:

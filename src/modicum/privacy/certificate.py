@@ -122,7 +122,15 @@ class Certificate:
 
     @classmethod
     def from_ledger(cls, ledger: Ledger, account: dict[str, Any] | None = None) -> Certificate:
-        """The certificate of everything in the ledger now; compute it when the run is over."""
+        """The certificate of everything in the ledger now; compute it when the run is over.
+
+        Args:
+            ledger: Of the run; read when the run is over.
+            account: What a lifetime account says of the run, where there is one.
+
+        Returns:
+            The certificate of everything in the ledger now.
+        """
         head, entries = ledger.head(), len(ledger)
         used, bare = _seen_in(ledger)
         clients = {
@@ -140,7 +148,17 @@ class Certificate:
         )
 
     def epsilon(self, client: str) -> float:
-        """The ε that holds for this client; ∞ where nothing is claimed."""
+        """The ε that holds for this client; ∞ where nothing is claimed.
+
+        Args:
+            client: Its name.
+
+        Returns:
+            ε in the certificate's own terms (unit, adjacency, view, δ).
+
+        Raises:
+            UserError: Where the certificate has no such client.
+        """
         if client not in self.clients:
             raise UserError(f"no client {client!r} in this certificate: it has {_some(self.clients)}")
         return self.clients[client].epsilon
@@ -165,7 +183,11 @@ class Certificate:
         return {**value, **(_shared_once(lines) if shared else {"clients": lines})}
 
     def to_json(self) -> str:
-        """The file's text: a client is one line."""
+        """The file's text: a client is one line.
+
+        Returns:
+            Text that `from_json` reads back exactly.
+        """
         value = self.to_dict()
         clients = [f"    {_text(name)}: {_text(line)}" for name, line in value.pop("clients").items()]
         rest = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False).removesuffix("\n}")
@@ -174,7 +196,17 @@ class Certificate:
     @classmethod
     def from_json(cls, text: str) -> Certificate:
         """Reads exactly what this version or an earlier one writes: an unknown, missing or repeated field is
-        refused."""
+        refused.
+
+        Args:
+            text: Of a certificate.
+
+        Returns:
+            The certificate.
+
+        Raises:
+            UserError: Where a field is unknown, missing, repeated or cannot be.
+        """
         try:
             value = parse(text)
             schema = str(value["schema"])
@@ -205,7 +237,14 @@ class Certificate:
         return found
 
     def write(self, path: str | PathLike[str]) -> None:
-        """Replaces the file in one step."""
+        """Replaces the file in one step.
+
+        Args:
+            path: Of the file.
+
+        Raises:
+            UserError: Where the file cannot be written.
+        """
         target = Path(path)
         draft = target.with_name(target.name + ".new")
         try:
@@ -216,7 +255,17 @@ class Certificate:
 
     @classmethod
     def read(cls, path: str | PathLike[str]) -> Certificate:
-        """The certificate of a file; what cannot be read exactly is refused with a line that names the file."""
+        """The certificate of a file; what cannot be read exactly is refused with a line that names the file.
+
+        Args:
+            path: Of the file.
+
+        Returns:
+            The certificate.
+
+        Raises:
+            UserError: Where it cannot be read exactly, in a line that names the file.
+        """
         try:
             return cls.from_json(Path(path).read_text(encoding="utf-8"))
         except OSError as error:

@@ -40,7 +40,7 @@ class Lanes:
     def __post_init__(self) -> None:
         _check(self.rows)
 
-    def laid_out(self, drawn: Rows, records: int, uniform: Uniform) -> Rows:  # noqa: ARG002
+    def laid_out(self, drawn: Rows, records: int, uniform: Uniform) -> Rows:
         """(passes, rows) numbers of records, or `BLANK`; within a lane in the order of their numbers."""
         lanes = drawn % self.rows
         before = np.argsort(lanes, kind="stable")
@@ -51,7 +51,7 @@ class Lanes:
         out[turn, lanes] = drawn
         return out
 
-    def overflow(self, rate: float) -> float:  # noqa: ARG002
+    def overflow(self, rate: float) -> float:
         """Nothing is ever left out."""
         return 0.0
 
@@ -100,7 +100,7 @@ class Capacity:
         """P[Bin(n − 1, q) ≥ K]: only then can one record's coin change who else is kept."""
         return float(binom.sf(self.rows - 1, self.records - 1, rate))
 
-    def expected_passes(self, records: int, rate: float) -> float:  # noqa: ARG002
+    def expected_passes(self, records: int, rate: float) -> float:
         """Always the one."""
         return 1.0
 

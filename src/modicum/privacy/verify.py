@@ -128,10 +128,19 @@ class Verification:
 
 
 def verify(path: str | PathLike[str], *, head: str | None = None) -> Verification:
-    """Checks a run folder, or a ledger file on its own. Raises `UserError` where there is nothing to check.
+    """Check a run folder, or a ledger file on its own.
 
-    `head` is a head hash of this ledger that somebody kept, now or earlier: all 64 hexadecimal digits, or at least
-    the first 16. A ledger that has gone on since then still contains it; one that was cut or rewritten does not.
+    Args:
+        path: Of the folder or the file.
+        head: A head hash of this ledger that somebody kept, now or earlier: all 64 hexadecimal digits, or at least
+            the first 16. A ledger that has gone on since then still contains it; one that was cut or rewritten
+            does not.
+
+    Returns:
+        Each check with its outcome.
+
+    Raises:
+        UserError: Where there is nothing to check.
     """
     if (Path(path) / chosen.FILE).is_file():
         return _verify_choice(Path(path), chosen.Choice.read(Path(path)))

@@ -144,7 +144,7 @@ class ServerSeesMessages(View):
     hides = frozenset({KnownTo.CLIENT})
     assumption = ""
 
-    def enough(self, answered: int, invited: int) -> bool:  # noqa: ARG002
+    def enough(self, answered: int, invited: int) -> bool:
         return True
 
     def refuse(self, unit: Unit, adjacency: Adjacency) -> None:
@@ -303,10 +303,10 @@ class TrustedServer(View):
     hides = frozenset({KnownTo.CLIENT, KnownTo.SERVER})
     assumption = "The server is trusted with every message and publishes only models."
 
-    def enough(self, answered: int, invited: int) -> bool:  # noqa: ARG002
+    def enough(self, answered: int, invited: int) -> bool:
         return True
 
-    def refuse(self, unit: Unit, adjacency: Adjacency) -> None:  # noqa: ARG002
+    def refuse(self, unit: Unit, adjacency: Adjacency) -> None:
         if unit is not Unit.CLIENT:
             raise UnsoundError(
                 "a trusted server protects whole clients here: use unit 'client', or the view "

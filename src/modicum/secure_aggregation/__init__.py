@@ -26,7 +26,7 @@ from modicum.secure_aggregation.server import (
     open_sum,
 )
 from modicum.secure_aggregation.store import Entry, MemoryStore, SqliteStore, Store
-from modicum.secure_aggregation.terms import SERVER, ProtocolError, Step, Terms, Variant, VoidError
+from modicum.secure_aggregation.terms import SERVER, ProtocolError, Step, SumTerms, Variant, VoidError
 
 __all__ = [
     "SERVER",
@@ -40,7 +40,7 @@ __all__ = [
     "SqliteStore",
     "Step",
     "Store",
-    "Terms",
+    "SumTerms",
     "Variant",
     "VoidError",
     "add_masked",

@@ -22,7 +22,7 @@ from modicum.secure_aggregation import masks, shamir, wire
 from modicum.secure_aggregation.graph import Graph, draw_neighbours
 from modicum.secure_aggregation.shamir import SHARE
 from modicum.secure_aggregation.store import Entry, Store
-from modicum.secure_aggregation.terms import ProtocolError, Step, Terms, Variant
+from modicum.secure_aggregation.terms import ProtocolError, Step, SumTerms, Variant
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Client:
     Where cohorts change, each has terms of its own: one `Client` for each, all with the run's one store.
     """
 
-    def __init__(self, terms: Terms, index: int, key: Ed25519PrivateKey, store: Store) -> None:
+    def __init__(self, terms: SumTerms, index: int, key: Ed25519PrivateKey, store: Store) -> None:
         if not 0 <= index < terms.clients:
             raise UserError(f"secure aggregation has clients 0 to {terms.clients - 1}, got {index}")
         if key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw) != terms.keys[index]:
@@ -177,7 +177,7 @@ class Client:
         if self._store.read(round, Step.REVEAL) is None:
             self._store.write(round, Step.REVEAL, Entry(b"", b"", b""), erase=True)
 
-    def _new_secrets(self, round: int) -> Secrets:  # noqa: ARG002 - the tests' negative controls use the round
+    def _new_secrets(self, round: int) -> Secrets:
         return Secrets.fresh()
 
     def _draw(self) -> tuple[int, ...]:
@@ -273,7 +273,7 @@ def _share_key(body: bytes) -> bytes:
     return body[wire.KEY : 2 * wire.KEY]
 
 
-def _words(vector: NDArray[np.integer], terms: Terms) -> masks.Words:
+def _words(vector: NDArray[np.integer], terms: SumTerms) -> masks.Words:
     """A copy of the input modulo 2^bits."""
     if vector.shape != (terms.dimension,) or not np.issubdtype(vector.dtype, np.integer):
         raise UserError(f"an input has {terms.dimension} integers, got {vector.dtype} of shape {vector.shape}")

@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modicum.secure_aggregation import wire
-from modicum.secure_aggregation.terms import Terms
+from modicum.secure_aggregation.terms import SumTerms
 
 
-def draw_neighbours(terms: Terms, index: int) -> tuple[int, ...]:
+def draw_neighbours(terms: SumTerms, index: int) -> tuple[int, ...]:
     """k others, every set of them equally likely, from the operating system's generator."""
     others = [i for i in range(terms.clients) if i != index]
     return tuple(sorted(secrets.SystemRandom().sample(others, terms.shape.neighbours)))
@@ -21,7 +21,7 @@ def draw_neighbours(terms: Terms, index: int) -> tuple[int, ...]:
 class Graph:
     """One round's. A client belongs to its own neighbourhood; on the complete graph everybody does."""
 
-    def __init__(self, terms: Terms, keys: Mapping[int, bytes]) -> None:
+    def __init__(self, terms: SumTerms, keys: Mapping[int, bytes]) -> None:
         """`keys`: the bodies of signed KEYS messages, whose draws have been checked."""
         self._shares = terms.shape.shares
         senders = list(keys)

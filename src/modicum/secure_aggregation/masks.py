@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from numpy.typing import NDArray
 
 from modicum.secure_aggregation.shamir import SHARE, is_share
-from modicum.secure_aggregation.terms import ProtocolError, Terms
+from modicum.secure_aggregation.terms import ProtocolError, SumTerms
 
 TAG = 16
 SEALED = 2 * SHARE + TAG
@@ -62,7 +62,7 @@ def commitment(seed: bytes) -> bytes:
     return hashlib.sha256(b"modicum secure aggregation seed" + seed).digest()
 
 
-def _derive(purpose: bytes, secret: bytes, terms: Terms, round: int, *names: bytes) -> bytes:
+def _derive(purpose: bytes, secret: bytes, terms: SumTerms, round: int, *names: bytes) -> bytes:
     info = b"modicum secure aggregation " + struct.pack(">B", len(purpose)) + purpose
     info += terms.digest + struct.pack(">Q", round) + b"".join(names)
     return HKDF(SHA256(), 32, salt=None, info=info).derive(secret)
@@ -76,12 +76,12 @@ def _agree(private: bytes, public: bytes) -> bytes:
         raise ProtocolError("a public key is not one that an honest client makes") from None
 
 
-def self_key(seed: bytes, terms: Terms, round: int, client: int) -> bytes:
+def self_key(seed: bytes, terms: SumTerms, round: int, client: int) -> bytes:
     """The key of a client's own mask in a round, from the seed that it shares out."""
     return _derive(b"self mask", seed, terms, round, struct.pack(">H", client))
 
 
-def pair_key(private: bytes, terms: Terms, round: int, own: int, peer: int, public: bytes) -> bytes:
+def pair_key(private: bytes, terms: SumTerms, round: int, own: int, peer: int, public: bytes) -> bytes:
     """The same 32 bytes for both of a pair."""
     ends = sorted([(own, public_key(private)), (peer, public)])
     names = [struct.pack(">H", i) + key for i, key in ends]
@@ -89,7 +89,7 @@ def pair_key(private: bytes, terms: Terms, round: int, own: int, peer: int, publ
 
 
 def _share_cipher(
-    private: bytes, public: bytes, terms: Terms, round: int, sender: int, receiver: int
+    private: bytes, public: bytes, terms: SumTerms, round: int, sender: int, receiver: int
 ) -> tuple[ChaCha20Poly1305, bytes]:
     name = terms.digest + struct.pack(">QHH", round, sender, receiver)
     key = _derive(b"shares", _agree(private, public), terms, round, struct.pack(">HH", sender, receiver))
@@ -97,7 +97,7 @@ def _share_cipher(
 
 
 def seal_shares(
-    private: bytes, public: bytes, terms: Terms, round: int, sender: int, receiver: int, shares: bytes
+    private: bytes, public: bytes, terms: SumTerms, round: int, sender: int, receiver: int, shares: bytes
 ) -> bytes:
     """One client's shares for another, encrypted so that only that one reads them."""
     cipher, name = _share_cipher(private, public, terms, round, sender, receiver)
@@ -105,7 +105,7 @@ def seal_shares(
 
 
 def open_shares(
-    private: bytes, public: bytes, terms: Terms, round: int, sender: int, receiver: int, sealed: bytes
+    private: bytes, public: bytes, terms: SumTerms, round: int, sender: int, receiver: int, sealed: bytes
 ) -> bytes:
     """(mask key's share, seed's share), one after the other."""
     cipher, name = _share_cipher(private, public, terms, round, sender, receiver)

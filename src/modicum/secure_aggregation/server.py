@@ -16,7 +16,7 @@ import numpy as np
 from modicum.secure_aggregation import masks, shamir, wire
 from modicum.secure_aggregation.graph import Graph
 from modicum.secure_aggregation.shamir import SHARE
-from modicum.secure_aggregation.terms import ProtocolError, Step, Terms, Variant, VoidError
+from modicum.secure_aggregation.terms import ProtocolError, Step, SumTerms, Variant, VoidError
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Masked:
         return tuple(i for i in self.pool.members if i not in self.survivors)
 
 
-def gather_keys(terms: Terms, round: int, messages: Iterable[bytes]) -> Keys:
+def gather_keys(terms: SumTerms, round: int, messages: Iterable[bytes]) -> Keys:
     """The first step: signed keys of all who answer; fewer than the threshold end the round."""
     lengths = dict.fromkeys(range(terms.clients), wire.keys_length(terms))
     came, refused = _valid(terms, round, Step.KEYS, messages, lengths)
@@ -89,7 +89,7 @@ def _with_holders(graph: Graph, members: Iterable[int]) -> tuple[int, ...]:
     return left
 
 
-def gather_shares(terms: Terms, keys: Keys, messages: Iterable[bytes]) -> Pool:
+def gather_shares(terms: SumTerms, keys: Keys, messages: Iterable[bytes]) -> Pool:
     """The second step: sealed shares, passed on to those whom they are for."""
     graph = keys.graph
     holders = {i: [j for j in graph.holders(i, keys.members) if j != i] for i in keys.members}
@@ -112,7 +112,7 @@ def _sealed_by(message: wire.Message, holders: Iterable[int]) -> dict[int, bytes
     return {j: parts[k * masks.SEALED : (k + 1) * masks.SEALED] for k, j in enumerate(holders)}
 
 
-def add_masked(terms: Terms, pool: Pool, messages: Iterable[bytes]) -> Masked:
+def add_masked(terms: SumTerms, pool: Pool, messages: Iterable[bytes]) -> Masked:
     """Messages are added as they come and need not be kept."""
     total = np.zeros(terms.dimension, dtype=terms.dtype)
     lengths = dict.fromkeys(pool.members, wire.DIGEST + terms.dimension * terms.dtype.itemsize)
@@ -131,7 +131,7 @@ def add_masked(terms: Terms, pool: Pool, messages: Iterable[bytes]) -> Masked:
 
 
 def masked_sum(
-    terms: Terms, pool: Pool, survivors: Iterable[int], total: masks.Words, refused: Iterable[str] = ()
+    terms: SumTerms, pool: Pool, survivors: Iterable[int], total: masks.Words, refused: Iterable[str] = ()
 ) -> Masked:
     """Masked inputs that are added up already, such as those that a server wrote down before it died."""
     chosen = tuple(sorted(survivors))
@@ -144,7 +144,7 @@ def masked_sum(
     return Masked(pool, chosen, request, tuple(refused), total)
 
 
-def gather_consents(terms: Terms, masked: Masked, messages: Iterable[bytes]) -> bytes:
+def gather_consents(terms: SumTerms, masked: Masked, messages: Iterable[bytes]) -> bytes:
     """The request for REVEAL: the survivors' signatures over their set."""
     same = masked.pool.name + wire.write_set(terms, masked.survivors)
     round = masked.pool.keys.round
@@ -154,7 +154,7 @@ def gather_consents(terms: Terms, masked: Masked, messages: Iterable[bytes]) -> 
     return wire.request(terms, round, Step.REVEAL, wire.bundle(kept.values()))
 
 
-def open_sum(terms: Terms, masked: Masked, messages: Iterable[bytes]) -> masks.Words:
+def open_sum(terms: SumTerms, masked: Masked, messages: Iterable[bytes]) -> masks.Words:
     """The exact sum of the survivors' inputs modulo 2^bits."""
     pool, round = masked.pool, masked.pool.keys.round
     same = pool.name + wire.write_set(terms, masked.survivors)
@@ -180,7 +180,7 @@ def open_sum(terms: Terms, masked: Masked, messages: Iterable[bytes]) -> masks.W
 
 
 def _misfit(
-    terms: Terms, owner: int, held: Mapping[int, bytes], secret: bytes | None, *, alive: bool
+    terms: SumTerms, owner: int, held: Mapping[int, bytes], secret: bytes | None, *, alive: bool
 ) -> VoidError:
     """Whoever reveals a wrong share makes another's secret wrong, so that its owner is named only if it dealt it:
     all shares belong together, and t of them are honest clients', whatever the c colluders say."""
@@ -194,7 +194,7 @@ def _misfit(
     return VoidError(f"client {owner}'s {what}: the round is void", owner)
 
 
-def _self_mask_removed(terms: Terms, masked: Masked, owner: int, seed: bytes, total: masks.Words) -> bool:
+def _self_mask_removed(terms: SumTerms, masked: Masked, owner: int, seed: bytes, total: masks.Words) -> bool:
     """Whether the seed is the one that its owner committed to; its mask is then taken away."""
     keys = masked.pool.keys
     if masks.commitment(seed) != keys.messages[owner].body[2 * wire.KEY : 3 * wire.KEY]:
@@ -203,7 +203,7 @@ def _self_mask_removed(terms: Terms, masked: Masked, owner: int, seed: bytes, to
     return True
 
 
-def _pair_masks_removed(terms: Terms, masked: Masked, owner: int, private: bytes, total: masks.Words) -> bool:
+def _pair_masks_removed(terms: SumTerms, masked: Masked, owner: int, private: bytes, total: masks.Words) -> bool:
     """Whether the key is the one that its owner published; its masks with survivors are then taken away."""
     keys = masked.pool.keys
     if masks.public_key(private) != keys.messages[owner].body[: wire.KEY]:
@@ -220,7 +220,7 @@ def _shares_in(body: bytes, owners: tuple[int, ...]) -> dict[int, bytes]:
 
 
 def _valid(
-    terms: Terms,
+    terms: SumTerms,
     round: int,
     step: Step,
     messages: Iterable[bytes],
@@ -246,7 +246,7 @@ def _valid(
     return kept, tuple(refused)
 
 
-def _enough(terms: Terms, members: Iterable[int], what: str, valid: Iterable[int] | None = None) -> None:
+def _enough(terms: SumTerms, members: Iterable[int], what: str, valid: Iterable[int] | None = None) -> None:
     """Too few end the round. `valid`: whose messages were in order, where that is more than those who count."""
     there = tuple(members)
     if len(there) < terms.threshold:

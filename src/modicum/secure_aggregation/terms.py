@@ -54,7 +54,7 @@ class Step(IntEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Terms:
+class SumTerms:
     """Public, equal for all parties and bound into every message by `digest`.
 
     `run` is never used twice; `keys[i]` is client i's Ed25519 public key for this run and only signs. `context`

@@ -16,7 +16,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from modicum.secure_aggregation.masks import is_key
-from modicum.secure_aggregation.terms import MOST_ROUNDS, SERVER, ProtocolError, Step, Terms
+from modicum.secure_aggregation.terms import MOST_ROUNDS, SERVER, ProtocolError, Step, SumTerms
 
 MAGIC = b"MSA\x01"  # the last byte is the version
 HEADER = struct.Struct(">4sB32sQH")
@@ -41,25 +41,25 @@ def check_round(round: int) -> None:
         raise ProtocolError(f"a round's number lies between 0 and {MOST_ROUNDS - 1}, got {round}")
 
 
-def header(terms: Terms, round: int, step: Step, sender: int) -> bytes:
+def header(terms: SumTerms, round: int, step: Step, sender: int) -> bytes:
     """Magic bytes, step, digest of the terms, round and sender: the beginning of every message."""
     check_round(round)
     return HEADER.pack(MAGIC, step, terms.digest, round, sender)
 
 
-def sign(terms: Terms, round: int, step: Step, sender: int, body: bytes, key: Ed25519PrivateKey) -> bytes:
+def sign(terms: SumTerms, round: int, step: Step, sender: int, body: bytes, key: Ed25519PrivateKey) -> bytes:
     """A client's message: header, body, and its signature over both."""
     # Ed25519 reads a message twice; a digest of megabytes of masked input is read once.
     text = header(terms, round, step, sender) + body
     return text + key.sign(_DOMAIN + hashlib.sha256(text).digest())
 
 
-def keys_length(terms: Terms) -> int:
+def keys_length(terms: SumTerms) -> int:
     """Bytes of a KEYS body: mask key, share key, commitment to the seed, and whom the client drew, if it draws."""
     return 3 * KEY + (set_bytes(terms) if terms.sparse else 0)
 
 
-def check_keys(terms: Terms, sender: int, body: bytes) -> None:
+def check_keys(terms: SumTerms, sender: int, body: bytes) -> None:
     """The sender of a KEYS body has keys that can be agreed on, and drew exactly k others, where clients draw."""
     if not (is_key(body[:KEY]) and is_key(body[KEY : 2 * KEY])):
         raise ProtocolError(f"KEYS: client {sender} has a key that gives no secret")
@@ -69,7 +69,7 @@ def check_keys(terms: Terms, sender: int, body: bytes) -> None:
             raise ProtocolError(f"KEYS: client {sender} did not draw {terms.shape.neighbours} others")
 
 
-def read(terms: Terms, round: int, step: Step, message: bytes, length: int) -> Message:
+def read(terms: SumTerms, round: int, step: Step, message: bytes, length: int) -> Message:
     """A client's message with a body of exactly `length` bytes, or `ProtocolError`."""
     if len(message) != HEADER.size + length + SIGNATURE:
         raise ProtocolError(f"{step.name}: {len(message)} bytes are no message of this round")
@@ -92,19 +92,19 @@ def sender_of(message: bytes) -> int:
     return sender
 
 
-def request(terms: Terms, round: int, step: Step, body: bytes) -> bytes:
+def request(terms: SumTerms, round: int, step: Step, body: bytes) -> bytes:
     """What the server sends so that clients answer with `step`."""
     return header(terms, round, step, SERVER) + body
 
 
-def read_request(terms: Terms, round: int, step: Step, message: bytes) -> bytes:
+def read_request(terms: SumTerms, round: int, step: Step, message: bytes) -> bytes:
     """The body of the server's request; one for another run, round or step is refused."""
     if message[: HEADER.size] != header(terms, round, step, SERVER):
         raise ProtocolError(f"{step.name}: a request of another run, round, step or version")
     return message[HEADER.size :]
 
 
-def read_bundle(terms: Terms, round: int, step: Step, body: bytes, length: int) -> dict[int, Message]:
+def read_bundle(terms: SumTerms, round: int, step: Step, body: bytes, length: int) -> dict[int, Message]:
     """Several clients' messages of one step, in the order of their senders, none twice."""
     size = HEADER.size + length + SIGNATURE
     if len(body) % size or len(body) > size * terms.clients:
@@ -128,17 +128,17 @@ def bundle(messages: Iterable[Message]) -> bytes:
     return b"".join(m.raw for m in sorted(messages, key=lambda m: m.sender))
 
 
-def set_bytes(terms: Terms) -> int:
+def set_bytes(terms: SumTerms) -> int:
     """Length of a set of clients on the wire: a bit each."""
     return (terms.clients + 7) // 8
 
 
-def write_set(terms: Terms, members: Collection[int]) -> bytes:
+def write_set(terms: SumTerms, members: Collection[int]) -> bytes:
     """A set of clients: bit i is client i."""
     return sum(1 << i for i in set(members)).to_bytes(set_bytes(terms), "little")
 
 
-def read_set(terms: Terms, body: bytes) -> tuple[int, ...]:
+def read_set(terms: SumTerms, body: bytes) -> tuple[int, ...]:
     """The clients of a set, by number; bits beyond the run's clients are refused."""
     bits = int.from_bytes(body, "little")
     if len(body) != set_bytes(terms) or bits >> terms.clients:
@@ -151,6 +151,6 @@ def view_of(keys: bytes) -> bytes:
     return hashlib.sha256(b"modicum secure aggregation view" + keys).digest()
 
 
-def pool_of(terms: Terms, view: bytes, members: Collection[int]) -> bytes:
+def pool_of(terms: SumTerms, view: bytes, members: Collection[int]) -> bytes:
     """Names the clients who mask against each other, and their keys: equal for all, or masks do not cancel."""
     return hashlib.sha256(b"modicum secure aggregation pool" + view + write_set(terms, members)).digest()

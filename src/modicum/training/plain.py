@@ -21,11 +21,11 @@ class Supervised:
 
     by_record = True
 
-    def targets(self, records: Batch, state: State, backend: Backend) -> dict[str, Tensor]:  # noqa: ARG002
+    def targets(self, records: Batch, state: State, backend: Backend) -> dict[str, Tensor]:
         return dict(records.targets)
 
     def losses(self, outputs: Tensor, targets: Mapping[str, Tensor]) -> Tensor:
         return self.task.losses(outputs, targets["y"])
 
-    def finish(self, records: Batch, state: State, trained: Tensor, backend: Backend) -> State:  # noqa: ARG002
+    def finish(self, records: Batch, state: State, trained: Tensor, backend: Backend) -> State:
         return state

@@ -81,5 +81,5 @@ class SmallBias:
         head.load(layers[0].weight.detach().clone(), layers[0].bias.detach().clone())
         return UnitLinear(nn.Sequential(*before, UnitRecords()), head)
 
-    def shared(self, name: str) -> bool:  # noqa: ARG002
+    def shared(self, name: str) -> bool:
         return True

@@ -36,7 +36,7 @@ class Direct(Carries):
     def __init__(self, silos: Mapping[str, Silo], trouble: Trouble | None = None) -> None:
         self.silos, self.trouble, self.round = silos, trouble, -1
 
-    def ask(self, kind: Kind, bodies: Mapping[str, bytes], seconds: float) -> dict[str, Answer]:  # noqa: ARG002
+    def ask(self, kind: Kind, bodies: Mapping[str, bytes], seconds: float) -> dict[str, Answer]:
         self.round += kind == Kind.ROUND
         answers = {}
         for name, body in bodies.items():
@@ -75,7 +75,7 @@ class Sockets(Carries):
         with ThreadPoolExecutor() as pool:
             self.processes = dict(zip(paths, pool.map(start, paths.values()), strict=True))
 
-    def ask(self, kind: Kind, bodies: Mapping[str, bytes], seconds: float) -> dict[str, Answer]:  # noqa: ARG002
+    def ask(self, kind: Kind, bodies: Mapping[str, bytes], seconds: float) -> dict[str, Answer]:
         if kind == Kind.ROUND:
             self.left -= 1
             if self.left == 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -15,7 +16,7 @@ import pytest
 from modicum.cli import run
 from modicum.cli.app import app
 from modicum.deploy.flower import server_app
-from modicum.deploy.flower.follow import Started, follow, note_start, status_of
+from modicum.deploy.flower.follow import Started, follow, note_start, round_age, status_of
 from modicum.deploy.flower.project import LOG_FILE, STATUS, settings, write_project
 from modicum.errors import UserError
 from modicum.federation.records import MetricsFile, RoundRecord
@@ -146,3 +147,13 @@ def test_bad_input_is_one_line(
     error = capsys.readouterr().err
     assert said in error
     assert error.count("\n") == 1
+
+
+def test_a_round_that_is_long_ago_is_told(tmp_path: Path) -> None:
+    """A server that hangs has a process and says `running`: the age of its last round tells."""
+    assert round_age(tmp_path) is None
+    metrics = RunFolder(tmp_path).metrics
+    metrics.write_text("")
+    then = time.time() - 90
+    os.utime(metrics, (then, then))
+    assert 89 < (round_age(tmp_path) or 0) < 120

@@ -249,3 +249,27 @@ def test_the_server_s_certificate_is_renewed_and_nodes_keep_their_authority(tmp_
     (tmp_path / "ca.key").unlink()
     with pytest.raises(UserError, match="all nodes need a new"):
         keys.renew(tmp_path)
+
+
+def test_half_a_renewal_is_one_line(tmp_path: Path) -> None:
+    """A key that is not the certificate's ended in a traceback of the SuperLink's."""
+    tls = keys.make_tls(tmp_path / "keys")
+    keys.check_tls(tls)
+    keys.make_tls(tmp_path / "other").key.replace(tls.key)
+    with pytest.raises(UserError, match=r"is not the key of .* `modicum flower keys renew`"):
+        keys.check_tls(tls)
+    tls.key.write_text("no key")
+    with pytest.raises(UserError, match="is not the key of"):
+        keys.check_tls(tls)
+    keys.renew(tmp_path / "keys")
+    keys.check_tls(tls)
+
+
+def test_a_hospital_makes_the_key_of_its_node_and_nothing_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = tmp_path / "keys" / "ward-a"
+    assert f"send {own}.pub" in said(capsys, 0, "node", str(own))
+    assert sorted(path.name for path in own.parent.iterdir()) == ["ward-a", "ward-a.pub"]
+    assert own.stat().st_mode & 0o077 == 0
+    assert pem(public(own).read_text())

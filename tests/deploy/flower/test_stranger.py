@@ -265,7 +265,7 @@ def test_an_answer_in_too_many_pieces_is_refused_before_they_come(
         ]
 
     assert asyncio.run(play()) == [True, False, True, True, False, False, False]
-    monkeypatch.setattr(gate, "_pieces", lambda _: 0)  # the negative control
+    monkeypatch.setattr(gate, "pieces", lambda _: 0)  # the negative control
     assert asyncio.run(play())[1]
 
 

@@ -90,7 +90,7 @@ class Direct(Carries):
     trouble: Trouble | None = None
     left: dict[tuple[str, Kind, bytes], set[bytes]] = field(default_factory=dict)
 
-    def ask(self, kind: Kind, bodies: Mapping[str, bytes], seconds: float) -> dict[str, Answer]:  # noqa: ARG002
+    def ask(self, kind: Kind, bodies: Mapping[str, bytes], seconds: float) -> dict[str, Answer]:
         answers = {}
         for name, body in bodies.items():
 

@@ -131,7 +131,7 @@ class Socketed(Carries):
     def __init__(self, paths: Mapping[str, Path]) -> None:
         self.paths = paths
 
-    def ask(self, kind: Kind, bodies: Mapping[str, bytes], seconds: float) -> dict[str, Answer]:  # noqa: ARG002
+    def ask(self, kind: Kind, bodies: Mapping[str, bytes], seconds: float) -> dict[str, Answer]:
         return {
             n: ask(self.paths[n].with_suffix(".sock"), kind, body, timeout=60, patience=60)
             for n, body in bodies.items()

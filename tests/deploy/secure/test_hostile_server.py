@@ -41,7 +41,7 @@ class Server:
         return self.made.secure
 
     @property
-    def terms(self) -> protocol.Terms:
+    def terms(self) -> protocol.SumTerms:
         return self.secure.of(0)
 
     def ask(self, kind: Kind, requests: dict[str, bytes], round: int = 0) -> dict[str, Answer]:
@@ -213,7 +213,7 @@ def test_keys_of_another_round(server: Server, monkeypatch: pytest.MonkeyPatch) 
     assert server.refusals(Kind.SHARES) == {"out-of-step"}
     honest = wire.header
 
-    def any_round(terms: protocol.Terms, round: int, step: protocol.Step, sender: int) -> bytes:
+    def any_round(terms: protocol.SumTerms, round: int, step: protocol.Step, sender: int) -> bytes:
         return honest(terms, 0 if (step, sender) == (protocol.Step.KEYS, 3) else round, step, sender)
 
     monkeypatch.setattr(wire, "header", any_round)

@@ -25,7 +25,7 @@ STEPS = 4
 class Follower(StepQuantile):
     """Each bound follows from the release before it, so that other noise leads to another bound."""
 
-    def decide(self, state: State, round: int, clients: Sequence[str]) -> dict[str, Decision]:  # noqa: ARG002
+    def decide(self, state: State, round: int, clients: Sequence[str]) -> dict[str, Decision]:
         return dict.fromkeys(clients, Decision(state["bound"]))
 
     def observe(self, state: State, observed: Observation) -> State:

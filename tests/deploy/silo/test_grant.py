@@ -81,13 +81,13 @@ class Growing(StepQuantile):
     first: float = 0.5
     noise: float | None = None
 
-    def init(self, public: object) -> State:  # noqa: ARG002
+    def init(self, public: object) -> State:
         return {"bound": self.first, "noise": self.noise}
 
-    def decide(self, state: State, round: int, clients: Sequence[str]) -> dict[str, Decision]:  # noqa: ARG002
+    def decide(self, state: State, round: int, clients: Sequence[str]) -> dict[str, Decision]:
         return dict.fromkeys(clients, Decision(state["bound"], state["noise"]))
 
-    def observe(self, state: State, observed: Observation) -> State:  # noqa: ARG002
+    def observe(self, state: State, observed: Observation) -> State:
         noise = None if state["noise"] is None else state["noise"] / self.factor
         return {"bound": state["bound"] * (1.0 if noise else self.factor), "noise": noise}
 

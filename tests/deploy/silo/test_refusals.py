@@ -328,7 +328,7 @@ def _answered_beside_silent(folder: Path, silent: int) -> bool:
         listener.bind(str(path))
         listener.listen(64)
         listener.settimeout(0.05)
-        desk = Desk(listener, lambda kind: 100, timeout=30.0)  # noqa: ARG005
+        desk = Desk(listener, lambda kind: 100, timeout=30.0)
         links = [socket.socket(socket.AF_UNIX) for _ in range(silent)]
         try:
             for link in links:
@@ -337,7 +337,7 @@ def _answered_beside_silent(folder: Path, silent: int) -> bool:
                 asked = pool.submit(ask, path, Kind.HELLO, b"", timeout=3.0)
                 until = time.monotonic() + 4
                 while not asked.done() and time.monotonic() < until:
-                    desk.serve_next(lambda kind, body: Answer(b"here"), patience=0.05)  # noqa: ARG005
+                    desk.serve_next(lambda kind, body: Answer(b"here"), patience=0.05)
                 return asked.exception() is None and asked.result().body == b"here"
         finally:
             for link in links:

@@ -55,6 +55,15 @@ def test_figures_of_a_server() -> None:
     assert found['modicum_silo_answered{silo="b"}'] == 0
     assert found["modicum_round_seconds"] == 2.5
     assert samples(watched.exposed(watched.of_server("died", [last])))["modicum_server_up"] == 0
+    assert samples(watched.exposed(watched.of_server("running", [last], 90.0)))["modicum_round_age_seconds"] == 90
+
+
+def test_a_node_s_requests_fill_no_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It asks its server several times a second, and each request was a line."""
+    monkeypatch.setattr(logging, "basicConfig", lambda **_: None)
+    logging.getLogger("httpx").setLevel(logging.INFO)
+    watched.log_to_stderr()
+    assert not logging.getLogger("httpx").isEnabledFor(logging.INFO)
 
 
 def test_a_silo_that_serves_and_one_that_does_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,7 +30,7 @@ from tests.rows import simulate
 
 SIGMA = 0.6
 MECHANISM = BatchClipped(batch=4)
-PUBLISHED = AsPublished(MECHANISM, lambda facts: SIGMA / 2)  # noqa: ARG005
+PUBLISHED = AsPublished(MECHANISM, lambda facts: SIGMA / 2)
 
 
 def sums(batch: Batch, bound: float, theta: Tensor | None = None) -> tuple[OpenGate, list[Tensor]]:
@@ -63,7 +63,7 @@ def test_entries_under_the_threshold_leave_before_the_clipping() -> None:
     backend, theta = loop(double_model("linear", 0))
 
     def gradient(threshold: float, round: int, bound: float = 1e6) -> Tensor:
-        made = AsPublished(BatchClipped(batch=5, threshold=threshold, rounds=10), lambda facts: SIGMA)  # noqa: ARG005
+        made = AsPublished(BatchClipped(batch=5, threshold=threshold, rounds=10), lambda facts: SIGMA)
         stage = Stage(made, backend, lr=1e-12)
         job = stage.job("c", records(5, 5), theta, Silent(0), bound=bound, round=round)
         stage.run([job])

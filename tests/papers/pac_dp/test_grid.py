@@ -64,7 +64,7 @@ def test_a_proxy_may_have_other_classes() -> None:
 def test_cells_are_kept_and_not_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = simulate(experiment(), GRID, tmp_path)
     assert len(list(tmp_path.glob("*.json"))) == 4
-    monkeypatch.setattr(Rehearsal, "rounds", lambda self: pytest.fail("computed again"))  # noqa: ARG005
+    monkeypatch.setattr(Rehearsal, "rounds", lambda self: pytest.fail("computed again"))
     assert np.array_equal(simulate(experiment(), GRID, tmp_path).accuracy, first.accuracy)
 
 

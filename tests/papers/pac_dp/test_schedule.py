@@ -37,7 +37,7 @@ def test_short_runs(rounds: int, plateau: float) -> None:
 class ByName(Fixed):
     """Another bound for each client, as a curve over budgets gives."""
 
-    def decide(self, state: State, round: int, clients: Sequence[str]) -> dict[str, Decision]:  # noqa: ARG002
+    def decide(self, state: State, round: int, clients: Sequence[str]) -> dict[str, Decision]:
         return {name: Decision(float(len(name)), 3.0) for name in clients}
 
 

@@ -14,7 +14,7 @@ from typing import TypeGuard
 import torch
 from torch import Tensor
 
-from modicum.compute.client_batched.model import CannotStackError, ClientBatchedModel, StackedPass
+from modicum.compute.client_batched.model import ClientBatchedModel, StackedPass
 from modicum.compute.clipping.capture import Graphs, rounded_up
 from modicum.compute.clipping.problem import check_losses, example_factors
 from modicum.core.clips import Clip
@@ -122,19 +122,10 @@ class FixedShapeSteps:
     ) -> StackedPass:
         run = StackedPass(self._named(theta.detach()), *seeds.shape, measure=measure)
         outputs = self._batched.outputs(x, run)
-        if outputs.shape[0] != run.rows:
-            raise CannotStackError("an output whose first dimension is not the batch")
         with torch.enable_grad():
-            values = check_losses(losses(outputs, targets), run.rows)
-        with torch.no_grad():
-            backward(values, run, seeds.reshape(-1).to(values.dtype))
+            values = run.with_gradient(check_losses(losses(outputs, targets), run.rows))
+        torch.autograd.grad(values, run.anchor, seeds.reshape(-1).to(values.dtype), allow_unused=True)
         return run
-
-
-def backward(values: Tensor, run: StackedPass, seeds: Tensor) -> None:
-    """The backward pass from these seeds, one a row; recorded layers measure their gradients on the way."""
-    if values.requires_grad:
-        torch.autograd.grad(values, run.anchor, seeds, allow_unused=True)
 
 
 def factors(

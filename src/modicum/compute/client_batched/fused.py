@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from operator import methodcaller
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ from modicum.core.records import first_leaf
 from modicum.core.stack import SideBySide, has_blanks
 
 FIRST = slice(0, 3)  # clients whose first results are compared with the loop's
-GRADIENTS, SUMS = "gradients", "clipped sums"
+GRADIENTS, SUMS = "gradients", "clipped_sums"  # methods of an engine
 BYTES = 0.03
 """Memory that a number of a record takes on its way through a model, for each of the model's parameters: what a
 language model of 30 layers keeps of a token, doubled."""
@@ -31,7 +31,6 @@ language model of 30 layers keeps of a token, doubled."""
 FAILURES = (CannotStackError, RuntimeError, AttributeError)
 
 Engine = StackedEngine | VmapEngine | LoopBackend
-T = TypeVar("T")
 
 
 class SlowEngineWarning(UserWarning):
@@ -54,26 +53,19 @@ class FusedBackend:
             self._engine = StackedEngine(model, self.loop)
         except CannotStackError:
             self._engine = VmapEngine(model, self.layout)
-        self._proven: dict[tuple[str, bool], bool] = {}
+        self._proven: dict[tuple[str, bool], bool] = {}  # by method and by the model's mode
+        self._worked: set[tuple[str, bool]] = set()
 
     def outputs(self, theta: Tensor, x: Tensor) -> Tensor:
         return self.loop.outputs(theta, x)
 
     def gradients(self, theta: Tensor, batches: Sequence[Batch], losses: Losses) -> Tensor:
-        def few(engine: Engine) -> Tensor:
-            return engine.gradients(theta[FIRST], batches[FIRST], losses)
-
-        def all_of(engine: Engine) -> Tensor:
-            if most >= len(batches):
-                return engine.gradients(theta, batches, losses)
-            parts = [slice(i, i + most) for i in range(0, len(batches), most)]
-            return torch.cat([engine.gradients(theta[part], batches[part], losses) for part in parts])
-
-        if has_blanks(batches):
-            return self.loop.gradients(theta, batches, losses)
-        most = self._at_once(batches)
         with as_traced(self._looking):  # whether a mask is all ones is nothing that clients side by side decide
-            return self._by_either(GRADIENTS, batches, few, all_of)
+            if not has_blanks(batches) and self._stacks(GRADIENTS, theta, batches, losses):
+                with self._trying(GRADIENTS):
+                    found = [self._engine.gradients(*part, losses) for part in self._parts(theta, batches)]
+                    return found[0] if len(found) == 1 else torch.cat(found)
+            return self.loop.gradients(theta, batches, losses)
 
     def descend(self, theta: Tensor, steps: Sequence[Sequence[Batch]], losses: Losses, rate: float) -> Tensor:
         engine = self._engine
@@ -81,11 +73,7 @@ class FusedBackend:
         if not isinstance(engine, StackedEngine) or len(rest) < len(steps):
             return self._descend(theta, steps, losses, rate)
         for done, batches in enumerate(rest):
-
-            def few(engine: Engine, theta: Tensor = theta, batches: SideBySide = batches) -> Tensor:
-                return engine.gradients(theta[FIRST], batches[FIRST], losses)
-
-            if not self._stacks(GRADIENTS, batches, few):
+            if not self._stacks(GRADIENTS, theta, batches, losses):
                 return self._descend(theta, steps[done:], losses, rate)
             if self._known(GRADIENTS):
                 return engine.descend(theta, rest[done:], losses, rate)
@@ -100,52 +88,53 @@ class FusedBackend:
     def clipped_sums(
         self, theta: Tensor, batches: Sequence[Batch], losses: Losses, clips: Sequence[Clip]
     ) -> tuple[Tensor, list[Tensor]]:
-        def few(engine: Engine) -> Tensor:
-            return engine.clipped_sums(theta[FIRST], batches[FIRST], losses, clips[FIRST])[0]
+        alike = len({clip.kind for clip in clips}) == 1  # factors of a stack are one computation
+        alike = alike and isinstance(batches[0].x, Tensor)  # a mapped call would hold every example's gradient
+        if alike and not has_blanks(batches) and self._stacks(SUMS, theta, batches, losses, clips):
+            with self._trying(SUMS):
+                return self._engine.clipped_sums(theta, batches, losses, clips)
+        return self.loop.clipped_sums(theta, batches, losses, clips)
 
-        def all_of(engine: Engine) -> tuple[Tensor, list[Tensor]]:
-            return engine.clipped_sums(theta, batches, losses, clips)
+    @contextmanager
+    def _trying(self, kind: str) -> Iterator[None]:
+        """The first stack of all clients may fail, and then the loop has its turn for good."""
+        now = kind, self.model.training
+        try:
+            yield
+        except FAILURES as reason:
+            if now in self._worked:  # errors of what worked before are real ones: out of memory, for instance
+                raise
+            self._give_up(kind, reason)
+        else:
+            self._worked.add(now)
 
-        # Factors of a stack are one computation, and a mapped call would hold the gradient of every example.
-        mixed = len({clip.kind for clip in clips}) > 1
-        if mixed or has_blanks(batches) or (batches and not isinstance(batches[0].x, Tensor)):
-            return all_of(self.loop)
-        return self._by_either(SUMS, batches, few, all_of)
-
-    def _by_either(
-        self, kind: str, batches: Sequence[Batch], few: Callable[[Engine], Tensor], all_of: Callable[[Engine], T]
-    ) -> T:
-        new = not self._known(kind)
-        if self._stacks(kind, batches, few):
-            try:
-                return all_of(self._engine)
-            except FAILURES as reason:
-                if not new:  # errors of a model that worked before are real ones: out of memory, for instance
-                    raise
-                self._give_up(kind, reason)
-        return all_of(self.loop)
-
-    def _stacks(self, kind: str, batches: Sequence[Batch], few: Callable[[Engine], Tensor]) -> bool:
-        """Whether the stack computes this. Until it is proven, `few` first clients are computed both ways as well;
+    def _stacks(
+        self, kind: str, theta: Tensor, batches: Sequence[Batch], losses: Losses, *clips: Sequence[Clip]
+    ) -> bool:
+        """Whether the stack computes this. Until it is proven, a few first clients are computed both ways as well;
         nothing but the verdict is used of that, so that a proof changes no number."""
         if len(batches) < 2 or self._known(kind):
             return len(batches) > 1 and self._proven[kind, self.model.training]
+        few = methodcaller(kind, theta[FIRST], batches[FIRST], losses, *(own[FIRST] for own in clips))
         try:
             with exactly(self._device), without_drawing(self._device):
                 found, truth = few(self._engine), few(self.loop)
         except FAILURES as reason:
             self._give_up(kind, reason)
             return False
-        return self._compare(kind, found, truth)
+        return self._compare(kind, found, truth) if kind == GRADIENTS else self._compare(kind, found[0], truth[0])
 
-    def _at_once(self, batches: Sequence[Batch]) -> int:
+    def _parts(self, theta: Tensor, batches: Sequence[Batch]) -> list[tuple[Tensor, Sequence[Batch]]]:
         """Clients whose records fit into a GPU's memory together, by public shapes."""
-        if self._device.type != "cuda" or not batches or isinstance(batches[0].x, Tensor):
-            return len(batches)
+        if self._device.type != "cuda" or isinstance(batches[0].x, Tensor):
+            return [(theta, batches)]
         numbers = max(map(len, batches)) * first_leaf(batches[0].x)[0].numel()
         numbers *= sum(p.numel() for p in self.model.parameters())
         room = torch.cuda.get_device_properties(self._device).total_memory / BYTES
-        return max(1, int(room / max(1, numbers)))
+        most = max(1, int(room / max(1, numbers)))
+        if most >= len(batches):
+            return [(theta, batches)]
+        return [(theta[i : i + most], batches[i : i + most]) for i in range(0, len(batches), most)]
 
     @property
     def _device(self) -> torch.device:

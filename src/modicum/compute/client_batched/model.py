@@ -43,6 +43,10 @@ class StackedPass:
         """Rows of all clients together."""
         return self.clients * self.size
 
+    def with_gradient(self, losses: Tensor) -> Tensor:
+        """The losses, for a backward pass to start from them also where they reach no layer of this pass."""
+        return losses if losses.requires_grad else losses + self.anchor
+
     def receive(self, names: dict[str, str], found: dict[str, Any]) -> None:
         """Measure what a layer's backward pass found, or keep it; `names` are the parameters that count."""
         for local, piece in found.items():
@@ -131,7 +135,7 @@ class StackedLayer(nn.Module):
         """The gradient of the input."""
         raise NotImplementedError
 
-    def pieces(self, x: Tensor, gradient: Tensor, extra: Any) -> dict[str, Any]:  # noqa: ARG002
+    def pieces(self, x: Tensor, gradient: Tensor, extra: Any) -> dict[str, Any]:
         """Per-example gradients by the names of the layer's parameters."""
         return dict(pieces(self.layer, x, gradient))
 
@@ -147,7 +151,7 @@ class StackedLinear(StackedLayer):
         output = torch.bmm(flat, weight) if bias is None else torch.baddbmm(bias[:, None], flat, weight)
         return output.view(*x.shape[:-1], output.shape[-1]), None
 
-    def back(self, x: Tensor, gradient: Tensor, run: StackedPass, extra: Any) -> Tensor:  # noqa: ARG002
+    def back(self, x: Tensor, gradient: Tensor, run: StackedPass, extra: Any) -> Tensor:
         weight = self.own("weight", run)
         assert weight is not None
         return torch.bmm(gradient.reshape(run.clients, -1, gradient.shape[-1]), weight).view(x.shape)
@@ -202,7 +206,7 @@ class StackedNorm(StackedLayer):
             output.view(run.clients, run.size, *x.shape[1:]).add_(self._spread(bias, x))
         return output, (leaf, standard)
 
-    def back(self, x: Tensor, gradient: Tensor, run: StackedPass, extra: Any) -> Tensor:  # noqa: ARG002
+    def back(self, x: Tensor, gradient: Tensor, run: StackedPass, extra: Any) -> Tensor:
         leaf, standard = extra
         scaled = self._scaled(gradient, self.own("weight", run), run)
         back: Tensor = torch.autograd.grad(standard, leaf, scaled)[0]
@@ -272,6 +276,8 @@ class ClientBatchedModel:
         finally:
             for layer in self.layers:
                 layer.run = None
+        if outputs.shape[0] != run.rows:
+            raise CannotStackError("an output whose first dimension is not the batch")
         return outputs
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from modicum.compute.client_batched import fixed_shape
 from modicum.compute.client_batched.client_sums import subtract_client_sums, write_client_sums
-from modicum.compute.client_batched.model import CannotStackError, ClientBatchedModel, StackedPass
+from modicum.compute.client_batched.model import ClientBatchedModel, StackedPass
 from modicum.compute.clipping.loop import LoopBackend
 from modicum.compute.clipping.problem import check_losses, sum_dtype
 from modicum.compute.clipping.sums import sum_type
@@ -82,11 +82,9 @@ class StackedEngine:
     ) -> tuple[StackedPass, Tensor]:
         run = StackedPass(weights, len(stack.sizes), stack.size, measure=measure)
         outputs = self._batched.outputs(stack.x, run)
-        if outputs.shape[0] != run.rows:
-            raise CannotStackError("an output whose first dimension is not the batch")
         with torch.enable_grad():
             values = losses(stack.real(outputs), stack.targets)
-        return run, check_losses(values, sum(stack.sizes))
+            return run, run.with_gradient(check_losses(values, sum(stack.sizes)))
 
     def gradients(self, theta: Tensor, batches: Sequence[Batch], losses: Losses) -> Tensor:
         """As `Backend.gradients`: of all clients in one pass, which a client whose row is not finite does over
@@ -101,7 +99,7 @@ class StackedEngine:
             return torch.zeros_like(theta)
         run, values = self._forward(self.layout.named(theta.detach()), stack, losses, measure=False)
         with torch.no_grad():
-            fixed_shape.backward(values, run, stack.shares(values))
+            torch.autograd.grad(values, run.anchor, stack.shares(values), allow_unused=True)
             total = self._sums(theta, run, None)
         if not stack.full:  # a filled-up row may hold 0 · ∞
             for i in (~torch.isfinite(total).all(1)).nonzero().flatten().tolist():
@@ -119,7 +117,7 @@ class StackedEngine:
             stack = _Stack.of(batches)
             run, values = self._forward(weights, stack, losses, measure=False)
             with torch.no_grad():
-                fixed_shape.backward(values, run, stack.shares(values))
+                torch.autograd.grad(values, run.anchor, stack.shares(values), allow_unused=True)
                 while run.kept:  # emptied: what is kept holds the graph, and the graph holds the run
                     name, kept = run.kept.popitem()
                     subtract_client_sums(weights[name], kept, rate, run.size)
@@ -140,7 +138,7 @@ class StackedEngine:
         stack = _Stack.of(batches)
         run, values = self._forward(self.layout.named(theta.detach()), stack.whole(), losses, measure=True)
         with torch.no_grad():
-            fixed_shape.backward(values, run, torch.ones_like(values))
+            torch.autograd.grad(values, run.anchor, torch.ones_like(values), allow_unused=True)
             factors, norms, finite = fixed_shape.factors(run, clips[0], bounds, stack.mask(theta))
             run.leave_out(finite.flatten())
             total = self._sums(theta, run, factors)

@@ -111,6 +111,7 @@ class LinearWeight:
 
     def __init__(self, inputs: Tensor, outputs: Tensor) -> None:
         self.inputs, self.outputs = inputs, outputs
+        self.lengths: tuple[Tensor, Tensor] | None = None  # where T is 1, once measured
 
     @cached_property
     def a(self) -> Tensor:
@@ -129,15 +130,9 @@ class LinearWeight:
             return self.inputs, self.outputs
         return (self.a[:, 0], self.g[:, 0]) if self.a.shape[1] == 1 else None
 
-    @cached_property
-    def lengths(self) -> tuple[Tensor, Tensor]:
-        """(B,) squared norms of inputs and of output gradients, where T is 1."""
-        assert self.one_place is not None
-        return square_lengths(*self.one_place)
-
     def measure(self) -> tuple[Tensor, Kept]:
         if self.one_place is not None:
-            of_inputs, of_outputs = self.lengths
+            self.lengths = of_inputs, of_outputs = square_lengths(*self.one_place)
             return of_inputs * of_outputs, self
         if sequence.takes(self.a, self.g):
             return sequence.measured(self.a, self.g)
@@ -174,11 +169,15 @@ class LinearWeight:
 
 @dataclass(frozen=True)
 class RowBias(Dense):
-    """The gradients of a linear layer's bias, where there is one place: its output gradients, already measured."""
+    """The gradients of a linear layer's bias, where there is one place: its output gradients, measured with the
+    weight's unless that is frozen."""
 
     weight: LinearWeight
 
     def measure(self) -> tuple[Tensor, Kept]:
+        if self.weight.lengths is None:
+            self.weight.measure()
+        assert self.weight.lengths is not None
         return self.weight.lengths[1], self
 
     def only(self, finite: Tensor) -> Dense:

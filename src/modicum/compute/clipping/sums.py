@@ -167,7 +167,7 @@ def square_lengths(a: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
     """
     size, dtype = max(a.shape[1], g.shape[1]), g.dtype
     if size <= ONCE:
-        both = torch.stack([torch.linalg.vector_norm(v, dim=1) for v in (a, g)])
+        both = torch.stack((torch.linalg.vector_norm(a, dim=1), torch.linalg.vector_norm(g, dim=1)))
         squares = both.square_().double().mul_(_more(size, dtype))
     else:
         squares = in_range(torch.stack([square_norms(v) for v in (a, g)]), dtype)

@@ -72,6 +72,14 @@ def status_of(folder: Path) -> dict[str, Any]:
     return known
 
 
+def round_age(folder: Path) -> float | None:
+    """Seconds since the last round ended: a server that hangs still has a process. None before the first."""
+    try:
+        return max(0.0, time.time() - RunFolder(folder).metrics.stat().st_mtime)
+    except OSError:
+        return None
+
+
 def new_rounds(folder: Path, seen: int, watch: OnRound) -> int:
     """Tell of the rounds that were finished since `seen`; how many there are now."""
     path = RunFolder(folder).metrics

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from pathlib import Path
 from typing import Any
 
+from modicum.deploy.flower.parcel import pieces
 from modicum.deploy.silo.signing import write_secret
 from modicum.errors import UserError
 
@@ -92,10 +93,10 @@ class Gate:
             said = (PushMessagesRequest if answer else PushAppMessagesRequest).FromString(body)
         except DecodeError:
             return 400
-        pieces = sum(map(_pieces, said.message_object_trees))
+        given = sum(map(pieces, said.message_object_trees))
         if answer:
-            return 200 if pieces <= FEW + TIMES * self._asked else 413
-        self._asked = max(self._asked, pieces)
+            return 200 if given <= FEW + TIMES * self._asked else 413
+        self._asked = max(self._asked, given)
         return 200
 
     def _status(self, scope: Scope) -> int:
@@ -137,15 +138,6 @@ def _again(body: bytes, receive: Receive) -> Receive:
         return {"type": "http.request", "body": body, "more_body": False}
 
     return next_event
-
-
-def _pieces(tree: Any) -> int:
-    """Objects of a message, as it names them beforehand."""
-    found, left = 0, [tree]
-    while left:
-        found += 1
-        left += left.pop().children
-    return found
 
 
 def _of_a_size(scope: Scope) -> int:

@@ -96,7 +96,7 @@ def _pem(serialization: Any, key: Any) -> bytes:
 
 def check_tls(tls: Tls) -> None:
     """Expired or missing files end here, in one line, before anything is started."""
-    x509, _, _, _ = _cryptography()
+    x509, _, _, serialization = _cryptography()
     for path in (tls.ca, tls.certificate, tls.key):
         if not path.is_file():
             raise UserError(f"there is no {path}: make it with `modicum flower keys make`")
@@ -114,6 +114,16 @@ def check_tls(tls: Tls) -> None:
                 else "delete it and make it anew with `modicum flower keys make`"
             )
             raise UserError(f"the certificate {path} expired on {until:%Y-%m-%d}: {how}")
+    own = x509.load_pem_x509_certificate(tls.certificate.read_bytes())
+    try:
+        key = serialization.load_pem_private_key(tls.key.read_bytes(), None)
+    except (ValueError, TypeError):
+        key = None
+    if key is None or key.public_key() != own.public_key():
+        raise UserError(
+            f"{tls.key} is not the key of {tls.certificate}, as after a renewal that was cut off or a restored "
+            "half: `modicum flower keys renew` makes both anew"
+        )
 
 
 def make_node_key(path: Path) -> Path:

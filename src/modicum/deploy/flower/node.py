@@ -21,6 +21,9 @@ PATIENCE = 20.0  # seconds for a silo that restarts
 TIMEOUT = 3600.0  # seconds for a silo that computes
 BUSY, IDLE = 0.2, 2.0  # seconds between looks for messages: while a run goes on, and long after
 AGAIN = 1.0  # seconds before a server that is away is asked again
+PIECE, FEW = 5 * 2**20, 8  # bytes into which Flower cuts what is large, and pieces that any message may have
+ANSWER = 8 * 2**20  # bytes of one answer of the server's
+LARGEST = 1024  # MiB of one message, if nothing else is said
 LOG = logging.getLogger("modicum.node")
 Tell = Callable[[str], None]
 
@@ -34,12 +37,13 @@ class Node:
         key: this node's private key, whose public half the server has registered.
         silo: the silo's socket.
         tell: where to say what is waited for.
+        largest: MiB of a message; what claims to be larger is not fetched.
 
     Raises:
         UserError: Another version of Flower, or files that are no key or certificate.
     """
 
-    def __init__(self, server: str, ca: Path, key: Path, silo: Path, tell: Tell) -> None:
+    def __init__(self, server: str, ca: Path, key: Path, silo: Path, tell: Tell, largest: int = LARGEST) -> None:
         os.environ.update(link.QUIET)
         link.check_version()
         from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
@@ -49,6 +53,7 @@ class Node:
 
         private = _private_key(key)
         self.server, self.silo, self.tell = server, silo, tell
+        self.pieces = FEW + (largest << 20) // PIECE
         self.public = public_key_to_bytes(private.public_key())
         try:
             self.client: Any = FleetHttpClient.from_server_address(
@@ -64,6 +69,7 @@ class Node:
             raise UserError(
                 f"{ca} is no PEM certificate that can be read: ask the server for its ca.crt"
             ) from None
+        _guard(self.client._client)
         self._said = ""
 
     def serve(self) -> None:
@@ -75,7 +81,7 @@ class Node:
             self._say(f"connected to {self.server}; carrying messages to {self.silo}")
             try:
                 self._carry_on(node)
-            except httpx.HTTPError as error:
+            except (httpx.HTTPError, ValueError) as error:
                 self._say(f"lost {self.server} ({why(error)}): waiting for it")
                 time.sleep(AGAIN)
 
@@ -95,7 +101,7 @@ class Node:
         while True:
             try:
                 return NodeProto(node_id=self.client.ActivateNode(request).node_id)
-            except httpx.HTTPError as error:
+            except (httpx.HTTPError, ValueError) as error:
                 self._say(f"waiting for {self.server}: {why(error)}")
                 time.sleep(AGAIN)
 
@@ -127,6 +133,9 @@ class Node:
         from flwr.supercore.inflatable import inflatable_protobuf_utils as objects
         from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, pull_and_inflate_object_from_tree
 
+        if parcel.pieces(tree, self.pieces) > self.pieces:
+            self._say(f"run {run} sends a message of more than {self.pieces} pieces: not fetched (--largest)")
+            return
         try:
             message = pull_and_inflate_object_from_tree(
                 tree,
@@ -173,6 +182,23 @@ class Node:
             push_objects(inflatable.get_all_nested_objects(reply), push, object_ids_to_push=wanted)
 
 
+def _guard(client: Any) -> None:
+    """A server is followed nowhere else, and what it sends is as long as it says beforehand.
+
+    Flower's client would follow a redirection, to any address that this machine reaches, and unpack whatever is
+    compressed, into as much memory as that takes.
+    """
+    import httpx
+
+    def doubt(response: httpx.Response) -> None:
+        length = response.headers.get("content-length", "")
+        if "content-encoding" in response.headers or not length.isdecimal() or int(length) > ANSWER:
+            raise httpx.RemoteProtocolError("it sends what no SuperLink sends: too long, or compressed")
+
+    client.follow_redirects = False
+    client.event_hooks = {"request": [], "response": [doubt]}
+
+
 def _private_key(path: Path) -> Any:
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import load_ssh_private_key
@@ -184,7 +210,7 @@ def _private_key(path: Path) -> Any:
     except (ValueError, TypeError):
         key = None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise UserError(f"{path} is no node key: make one with `modicum flower keys make FOLDER --node NAME`")
+        raise UserError(f"{path} is no node key: make one with `modicum flower keys node FILE`")
     return key
 
 
@@ -213,5 +239,10 @@ def why(error: Exception) -> str:
             return "it does not know this node's key: there, `modicum flower register app` makes it known"
         if error.response.status_code == 401:
             return "it does not accept this node's key, or the clocks differ"
-        return f"it answers {error.response.status_code}" + (f", {known.message}" if known else "")
-    return text or type(error).__name__
+        return f"it answers {error.response.status_code}" + (f", {_line(known.message)}" if known else "")
+    return _line(text) or type(error).__name__
+
+
+def _line(text: str) -> str:
+    """What a server wrote, as one short line of this machine's log."""
+    return "".join(c if c.isprintable() else "?" for c in text[:200])

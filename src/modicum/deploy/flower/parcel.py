@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from modicum.deploy.silo.wire import Answer, Code, Kind
@@ -33,6 +34,15 @@ def _content(about: dict[str, Any], body: bytes) -> Any:
 
 def _body(content: Any) -> bytes:
     return bytes(content["body"]["bytes"].data if "body" in content else content["about"]["body"])
+
+
+def pieces(tree: Any, most: int = sys.maxsize) -> int:
+    """Objects of a message, as it names them beforehand; one more than the most stands for all larger ones."""
+    found, left = 0, [tree]
+    while left and found <= most:
+        found += 1
+        left += left.pop().children
+    return found
 
 
 def request(kind: Kind, body: bytes) -> Any:

@@ -33,7 +33,7 @@ class SecureSilos(Silos):
     def acknowledge(self, round: int) -> None:
         forget_before(self.folder, round)
 
-    def collect(self, state: RoundState) -> Collector:  # noqa: ARG002
+    def collect(self, state: RoundState) -> Collector:
         """Nothing comes one by one."""
         return Nothing()
 
@@ -53,7 +53,7 @@ class SecureSilos(Silos):
     def settle(  # type: ignore[override]
         self,
         state: RoundState,
-        stack: RoundState,  # noqa: ARG002
+        stack: RoundState,
         results: Sum,
     ) -> dict[str, Anything | None]:
         """Note who took part; of messages there is their sum alone."""
@@ -62,7 +62,7 @@ class SecureSilos(Silos):
         state.refused, state.impossible, state.void = results.refused, results.impossible, results.void
         return {}
 
-    def open(self, state: RoundState, collected: Collector) -> Opened | None:  # noqa: ARG002
+    def open(self, state: RoundState, collected: Collector) -> Opened | None:
         found, method = self._found, self.server.method
 
         def opening() -> Opened | None:

@@ -81,7 +81,7 @@ class Silos:
     def settle(
         self,
         state: RoundState,
-        stack: RoundState,  # noqa: ARG002
+        stack: RoundState,
         results: Mapping[str, Answer],
     ) -> dict[str, Anything | None]:
         """Messages, which silos settled before they sent them; whatever else comes is noted."""

@@ -46,7 +46,7 @@ class SecureTerms:
         """Declared metrics of the round: further coordinates of its sum."""
         return tuple(m.name for m in self.terms.metrics if round % m.every == 0)
 
-    def of(self, round: int) -> protocol.Terms:
+    def of(self, round: int) -> protocol.SumTerms:
         """The protocol's public terms of one round."""
         view = self.terms.spec.view
         assert isinstance(view, SecureAggregation)

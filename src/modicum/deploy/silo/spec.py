@@ -13,7 +13,7 @@ from modicum.config.fields import setting
 from modicum.config.read import absolute, read_table
 from modicum.config.schema import DataConfig
 from modicum.config.source import Source, read_source
-from modicum.deploy.silo.terms import BOUNDS, deployed
+from modicum.deploy.silo.terms import BOUNDS, NUMBERED, deployed
 from modicum.deploy.silo.wire import check_path
 from modicum.errors import UserError
 from modicum.public.features import is_file
@@ -175,7 +175,7 @@ def _data(source: Source, here: Path, agreed: DataConfig, classes: bool) -> Data
                 "feature columns are agreed in the experiment file: leave them out here", "data", "feature_columns"
             )
         data = replace(data, feature_columns=agreed.feature_columns)
-    data = _labelled(source, data, agreed)
+    data = _numbered(source, _labelled(source, data, agreed), agreed)
     if agreed.rows_per_person is not None:
         data = replace(data, rows_per_person=agreed.rows_per_person, join_rows=agreed.join_rows)
         if data.person is None:
@@ -208,6 +208,18 @@ def _data(source: Source, here: Path, agreed: DataConfig, classes: bool) -> Data
             "features",
         )
     return absolute(data, here)
+
+
+def _numbered(source: Source, data: DataConfig, agreed: DataConfig) -> DataConfig:
+    """What decides which number a class or an input becomes is everybody's: the experiment file says it."""
+    for name in NUMBERED:
+        common, own = getattr(agreed, name), getattr(data, name)
+        if common is None or (name == "scale" and data.npz is None):
+            continue
+        if own not in (None, common):
+            raise source.error(f"{name} is agreed in the experiment file: leave it out here", "data", name)
+        data = replace(data, **{name: common})
+    return data
 
 
 def _labelled(source: Source, data: DataConfig, agreed: DataConfig) -> DataConfig:

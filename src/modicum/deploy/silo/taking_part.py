@@ -304,15 +304,15 @@ class Zero:
     def outputs(self, theta: Tensor, x: Tensor) -> Tensor:
         return theta.new_zeros(len(x), 1)
 
-    def gradients(self, theta: Tensor, batches: Sequence[Batch], losses: Losses) -> Tensor:  # noqa: ARG002
+    def gradients(self, theta: Tensor, batches: Sequence[Batch], losses: Losses) -> Tensor:
         return torch.zeros_like(theta)
 
     def clipped_sums(
         self,
         theta: Tensor,
         batches: Sequence[Batch],
-        losses: Losses,  # noqa: ARG002
-        clips: Sequence[Clip],  # noqa: ARG002
+        losses: Losses,
+        clips: Sequence[Clip],
     ) -> tuple[Tensor, list[Tensor]]:
         return torch.zeros_like(theta), [theta.new_zeros(len(batch)) for batch in batches]
 

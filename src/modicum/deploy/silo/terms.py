@@ -48,6 +48,9 @@ AGREED = (
 )  # fmt: skip
 """Settings of [run] that server and silos must have alike."""
 
+NUMBERED = ("labels", "scale")
+"""Settings of [data] that decide which number a class or an input becomes, where a file has them."""
+
 
 def deployed(config: Config) -> Config:
     """The experiment as a deployment takes it: its noise is real unless the file says `simulation = true`."""
@@ -85,6 +88,9 @@ def agreed_parts(config: Config) -> dict[str, str]:
         parts["data.label_column"] = data.label_column
     if data.feature_columns is not None:
         parts["data.feature_columns"] = data.feature_columns
+    for name in NUMBERED:
+        if getattr(data, name) is not None:  # files that say nothing of it keep the digest that they had
+            parts[f"data.{name}"] = getattr(data, name)
     if data.slot is not None:  # files of records keep the digest that they had
         parts["data.rows_per_person"] = data.slot
     for name in AGREED:

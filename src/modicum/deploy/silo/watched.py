@@ -58,6 +58,7 @@ def log_to_stderr() -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(log_format())
     logging.basicConfig(level=logging.INFO, handlers=[handler])
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # a node asks its server several times a second
 
 
 def exposed(figures: Sequence[Figure]) -> str:
@@ -72,7 +73,7 @@ def _lines(name: str, text: str, values: Mapping[str, float]) -> Iterator[str]:
         yield f"modicum_{name}{{silo={json.dumps(silo)}}} {value:g}" if silo else f"modicum_{name} {value:g}"
 
 
-def of_server(state: str, records: Sequence[RoundRecord]) -> list[Figure]:
+def of_server(state: str, records: Sequence[RoundRecord], age: float | None = None) -> list[Figure]:
     """A run as its server's folder has it."""
     found: list[Figure] = [
         ("server_up", "whether the run goes on or is finished", {"": float(state in ALIVE)}),
@@ -88,6 +89,7 @@ def of_server(state: str, records: Sequence[RoundRecord]) -> list[Figure]:
     }
     return [
         *found,
+        ("round_age_seconds", "since the last round ended", {} if age is None else {"": age}),
         ("round_seconds", "of the last round", {"": last.traffic.get("seconds", 0.0)}),
         ("silo_answered", "whether it answered in the last round", asked),
         ("silo_seconds", "until it had answered in the last round", waited),

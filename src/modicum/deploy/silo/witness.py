@@ -59,9 +59,10 @@ class Statement:
         if not isinstance(value, list) or len(value) != 4:
             raise ValueError("a statement is a list of four")
         id, entries, head, signature = value
-        if not all(isinstance(text, str) and len(text) <= 200 for text in (id, head, signature)):
-            raise ValueError("a statement holds short texts")
-        if isinstance(entries, bool) or not isinstance(entries, int) or entries < 0:
+        for text, longest in ((id, 64), (head, 64), (signature, 128)):
+            if not isinstance(text, str) or len(text) > longest or not (text.isascii() and f"{text}0".isalnum()):
+                raise ValueError("a statement holds short names, which are printed and repeated to all silos")
+        if isinstance(entries, bool) or not isinstance(entries, int) or not 0 <= entries < 1 << 63:
             raise ValueError("entries are a whole number")
         return cls(id, entries, head, signature)
 

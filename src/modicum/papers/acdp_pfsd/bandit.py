@@ -47,7 +47,7 @@ class Bandit:
         """Public data with the task's labels, where its reward is measured there."""
         return needs_of(self.source)
 
-    def init(self, public: PublicFacts) -> State:  # noqa: ARG002
+    def init(self, public: PublicFacts) -> State:
         zeros = [0.0] * self.arms
         return {"count": zeros, "sum": zeros, "square": 0.0, "seen": 0.0, "before": None}
 

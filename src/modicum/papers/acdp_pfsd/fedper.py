@@ -28,7 +28,7 @@ class FedPer(PersonalTraining, ServerStep):
         "names that personal parameters start with: the last two layers of cnn8, the final block of resnet18",
     )
 
-    def build(self, setting: Setting) -> Method:  # noqa: ARG002
+    def build(self, setting: Setting) -> Method:
         names = tuple(name.strip() for name in self.personal.split(",") if name.strip())
         if not names:
             raise UserError("FedPer needs personal parameters: set personal, for instance to head")

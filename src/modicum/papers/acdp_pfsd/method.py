@@ -88,7 +88,7 @@ class AcdpPfsd(Distillation, ClientLevelOptions, ServerStep):
             mechanism=self._published(setting) if faithful else self.client_level(setting),
             aggregation=self.server_step(),
             notes=(FAITHFUL,) if faithful else (),
-            claims=(lambda state, public: self._claimed(setting)) if faithful else None,  # noqa: ARG005
+            claims=(lambda state, public: self._claimed(setting)) if faithful else None,
         )
 
     def _policy(self) -> Policy:

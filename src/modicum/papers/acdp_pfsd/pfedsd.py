@@ -26,7 +26,7 @@ class PFedSd(PersonalTraining, ServerStep):
     temperature: float = option(3.0, "distillation temperature")
     prior: float = option(0.0, PRIOR)
 
-    def build(self, setting: Setting) -> Method:  # noqa: ARG002
+    def build(self, setting: Setting) -> Method:
         return Method(
             name="pfedsd",
             training=Distilled(

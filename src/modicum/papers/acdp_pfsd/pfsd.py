@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class Pfsd(Distillation, ServerStep):
     """Self-decoupled distillation from each client's last model, without privacy (ε = ∞)."""
 
-    def build(self, setting: Setting) -> Method:  # noqa: ARG002
+    def build(self, setting: Setting) -> Method:
         return Method(
             name="pfsd",
             training=self.distilled(),

@@ -51,7 +51,7 @@ class BatchClipped(RecordLocal):
     def sampler(self, facts: ClientFacts) -> Sampler:
         return Shuffled(math.ceil(facts.records / (self.batch or 1)))
 
-    def expected_batch(self, facts: ClientFacts) -> float:  # noqa: ARG002
+    def expected_batch(self, facts: ClientFacts) -> float:
         return 1.0  # what is noised is a mean already
 
     def _passes(self) -> int:
@@ -61,7 +61,7 @@ class BatchClipped(RecordLocal):
         """Passes, which are what is charged."""
         return self._passes() * facts.participations
 
-    def steps_in(self, facts: ClientFacts, participation: int) -> int:  # noqa: ARG002
+    def steps_in(self, facts: ClientFacts, participation: int) -> int:
         return self._passes() * self._batches(facts)
 
     def _batches(self, facts: ClientFacts) -> int:

@@ -29,7 +29,7 @@ class DpFedSamRecord(RecordSteps, Aggregated, Guarantee):
         "weighted", "weighted (by records), mean, noise-aware, trimmed-mean, median or norm-bounded"
     )
 
-    def build(self, setting: Setting) -> Method:  # noqa: ARG002
+    def build(self, setting: Setting) -> Method:
         messages_only("climbing takes several steps of each client between two messages", self.view)
         if self.steps is not None and self.steps < 2:
             raise UserError(f"climbing needs a step before it: set steps to 2 or more, got {self.steps}")

@@ -50,7 +50,7 @@ class LayerNorms:
     def init(self, public: PublicFacts) -> State:
         return {"sizes": dict(public.tensors), "squares": None}
 
-    def decide(self, state: State, round: int, clients: Sequence[str]) -> dict[str, Decision]:  # noqa: ARG002
+    def decide(self, state: State, round: int, clients: Sequence[str]) -> dict[str, Decision]:
         return dict.fromkeys(clients, Decision(self.bound, layers=tuple(self.shares(state).items())))
 
     def shares(self, state: State) -> dict[str, float]:

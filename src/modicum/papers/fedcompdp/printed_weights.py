@@ -46,7 +46,7 @@ class PrintedWeights:
                 f"{self.memory}, {self.rate} and {self.first}"
             )
 
-    def init(self, public: PublicFacts) -> State:  # noqa: ARG002
+    def init(self, public: PublicFacts) -> State:
         return {"seen": {}, "planes": [], "multipliers": []}
 
     def combine(

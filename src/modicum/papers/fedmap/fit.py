@@ -82,7 +82,7 @@ class Explore:
         start = np.random.default_rng([self.seed, 7]).uniform(-1.5, 1.5)
         return {"log": float(start), "first": first, "left": first, "scales": list(public.scales), "asked": 0}
 
-    def decide(self, state: State, round: int, clients: Sequence[str]) -> dict[str, Decision]:  # noqa: ARG002
+    def decide(self, state: State, round: int, clients: Sequence[str]) -> dict[str, Decision]:
         bound = self.initial * math.exp(state["log"])
         scales, left, asked = state["scales"], state["left"], state["asked"]
         return {n: Decision(bound, kind=kinds.nearest(asked, scales, left.get(n, ()))) for n in clients}

@@ -26,10 +26,10 @@ class GlobalAccount:
     place = Place.SERVER
     signals: tuple[Signal, ...] = ()
 
-    def init(self, public: PublicFacts) -> State:  # noqa: ARG002
+    def init(self, public: PublicFacts) -> State:
         return {"rho": {}, "epsilon": 0.0}
 
-    def decide(self, state: State, round: int, clients: Sequence[str]) -> dict[str, Decision]:  # noqa: ARG002
+    def decide(self, state: State, round: int, clients: Sequence[str]) -> dict[str, Decision]:
         return dict.fromkeys(clients, Decision(self.clip, told=state["epsilon"]))
 
     def observe(self, state: State, observed: Observation) -> State:

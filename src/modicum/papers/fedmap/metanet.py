@@ -107,7 +107,7 @@ class MetaNet:
             state["groups"][key] = self._decided(state, key, state["groups"][key])
         return state
 
-    def decide(self, state: State, round: int, clients: Sequence[str]) -> dict[str, Decision]:  # noqa: ARG002
+    def decide(self, state: State, round: int, clients: Sequence[str]) -> dict[str, Decision]:
         where = {name: key for key, names in state["members"].items() for name in names}
         chosen = {}
         for name in clients:

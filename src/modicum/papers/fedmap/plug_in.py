@@ -44,10 +44,10 @@ class PlugIn:
     def signals(self) -> tuple[Signal, ...]:
         return Signal(SignalName.CLIP_BIT, self.ratio), Signal(SignalName.SQUARE_NORM, self.ratio)
 
-    def init(self, public: PublicFacts) -> State:  # noqa: ARG002
+    def init(self, public: PublicFacts) -> State:
         return {"bound": self.initial, "fit": None, "size": None}
 
-    def decide(self, state: State, round: int, clients: Sequence[str]) -> dict[str, Decision]:  # noqa: ARG002
+    def decide(self, state: State, round: int, clients: Sequence[str]) -> dict[str, Decision]:
         return dict.fromkeys(clients, Decision(state["bound"]))
 
     def observe(self, state: State, observed: Observation) -> State:

@@ -107,10 +107,10 @@ class BudgetCurve:
             _say_clamped("ε", outside, self.curve)
         return {"bounds": {c.name: self.curve(c.budget) for c in public.clients}}
 
-    def decide(self, state: State, round: int, clients: Sequence[str]) -> dict[str, Decision]:  # noqa: ARG002
+    def decide(self, state: State, round: int, clients: Sequence[str]) -> dict[str, Decision]:
         return {name: Decision(state["bounds"][name]) for name in clients}
 
-    def observe(self, state: State, observed: Observation) -> State:  # noqa: ARG002
+    def observe(self, state: State, observed: Observation) -> State:
         return state
 
 
@@ -147,10 +147,10 @@ class ScaleFreeCurve:
             _say_clamped("n/(z√d)", outside, self.curve)
         return {"bounds": {name: self.scale * self.curve(v) for name, v in inputs.items()}}
 
-    def decide(self, state: State, round: int, clients: Sequence[str]) -> dict[str, Decision]:  # noqa: ARG002
+    def decide(self, state: State, round: int, clients: Sequence[str]) -> dict[str, Decision]:
         return {name: Decision(state["bounds"][name]) for name in clients}
 
-    def observe(self, state: State, observed: Observation) -> State:  # noqa: ARG002
+    def observe(self, state: State, observed: Observation) -> State:
         return state
 
 

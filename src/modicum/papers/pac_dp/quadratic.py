@@ -91,8 +91,8 @@ class PrintedQuadratic:
     def init(self, public: PublicFacts) -> State:
         return {"bounds": {c.name: self.bound(c.budget) for c in public.clients}}
 
-    def decide(self, state: State, round: int, clients: Sequence[str]) -> dict[str, Decision]:  # noqa: ARG002
+    def decide(self, state: State, round: int, clients: Sequence[str]) -> dict[str, Decision]:
         return {name: Decision(state["bounds"][name]) for name in clients}
 
-    def observe(self, state: State, observed: Observation) -> State:  # noqa: ARG002
+    def observe(self, state: State, observed: Observation) -> State:
         return state

@@ -37,7 +37,7 @@ class RpdpFl(Optimised, Aggregated, PrivacyOptions):
         "weighted", "weighted (by records, as published), mean, noise-aware, trimmed-mean, median or norm-bounded"
     )
 
-    def build(self, setting: Setting) -> Method:  # noqa: ARG002
+    def build(self, setting: Setting) -> Method:
         one_of("mode", self.mode, ("sound", "faithful"))
         faithful = self.mode == "faithful"
         inner = SampledByBudget(

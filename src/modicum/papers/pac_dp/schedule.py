@@ -54,5 +54,5 @@ class PlateauCosine:
         chosen = self.base.decide(state["base"], round, clients)
         return {name: replace(d, bound=d.bound * factor) for name, d in chosen.items()}
 
-    def observe(self, state: State, observed: Observation) -> State:  # noqa: ARG002
+    def observe(self, state: State, observed: Observation) -> State:
         return state

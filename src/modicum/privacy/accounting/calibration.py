@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import lru_cache
 
 from modicum.errors import UserError
@@ -23,17 +23,6 @@ _CLOSE = 3e-4  # how far under its target a calibrated ε may stay, relative
 
 Kinds = tuple[tuple[float, int], ...]
 """(multiple of z, number of releases) of each kind of noise that a plan holds."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Calibration:
-    """A question: what noise lets `count` releases (and those in `also`) stay within ε?"""
-
-    spec: PrivacySpec
-    epsilon: float
-    sampler: Sampler
-    count: int
-    also: tuple[PlannedRelease, ...] = field(default=())
 
 
 def calibrate_noise(
@@ -69,15 +58,6 @@ def calibrate_kinds(
     while _cost(spec.seen(own), rate, kinds, rest, spec) > target:
         own = round_up(own * (1 + 10.0 ** (1 - DIGITS)))
     return own
-
-
-def calibrate_many(questions: Sequence[Calibration]) -> list[float]:
-    """`calibrate_noise` for many clients; equal questions are answered once."""
-    answers: dict[Calibration, float] = {}
-    for c in questions:
-        if c not in answers:
-            answers[c] = calibrate_noise(c.spec, c.epsilon, c.sampler, c.count, c.also)
-    return [answers[c] for c in questions]
 
 
 def largest_steps(

@@ -7,7 +7,7 @@ template on the way back.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -47,19 +47,6 @@ def _event(group: Gaussians) -> DpEvent:
     if group.rate < 1:
         event = dpa.PoissonSampledDpEvent(group.rate, event)
     return dpa.SelfComposedDpEvent(event, group.count) if group.count > 1 else event
-
-
-def compose_dp_events(releases: Sequence[Release]) -> DpEvent:
-    """Many releases as one ComposedDpEvent, in their order."""
-    return _library().ComposedDpEvent([to_dp_event(r) for r in releases])
-
-
-def split_dp_event(event: DpEvent, templates: Sequence[Release]) -> tuple[Release, ...]:
-    """The inverse of `compose_dp_events`."""
-    dpa = _library()
-    if not isinstance(event, dpa.ComposedDpEvent) or len(event.events) != len(templates):
-        raise UserError(f"expected a composition of {len(templates)} events, got {event!r}")
-    return tuple(from_dp_event(e, t) for e, t in zip(event.events, templates, strict=True))
 
 
 def from_dp_event(event: DpEvent, template: Release) -> Release:

@@ -245,7 +245,7 @@ class NoGuard:
     def refusal(self, release: Release) -> Refusal | None:
         return _other_spec(release) if release.spec != self.plan.spec else None
 
-    def charge(self, release: Release) -> NoGuard:  # noqa: ARG002
+    def charge(self, release: Release) -> NoGuard:
         return self
 
     def reported(self) -> float:

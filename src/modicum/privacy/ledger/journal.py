@@ -101,6 +101,32 @@ def entry_hash(before: str, number: int, kind: str, key: str | None, refers: int
     return hashlib.sha256((before + canonical([number, kind, key, refers, body])).encode()).hexdigest()
 
 
+class OnJournal:
+    """What keeps its entries in a journal, and is open as long as that is."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+
+    def close(self) -> None:
+        """Close the file; what was written stays, and other processes that hold it open are not disturbed."""
+        self._journal.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @contextmanager
+    def _closed_on_failure(self) -> Iterator[Self]:
+        """While it is read for the first time."""
+        try:
+            yield self
+        except BaseException:
+            self.close()
+            raise
+
+
 class Journal:
     """The open file. `number` and `head` are the last entry read or written through this object.
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from modicum.errors import UserError
 from modicum.privacy.events import Release
@@ -29,18 +29,18 @@ from modicum.privacy.ledger.grammar import (
     conflict,
     reservation_key,
 )
-from modicum.privacy.ledger.journal import FORMAT, Entry, Journal, LedgerDamaged, canonical
+from modicum.privacy.ledger.journal import FORMAT, Entry, Journal, LedgerDamaged, OnJournal, canonical
 from modicum.privacy.ledger.token import MINT, Token
 from modicum.privacy.noise import NoiseSource
 from modicum.privacy.plan import PrivacyPlan, share_reserved
 
 
-class Ledger:
+class Ledger(OnJournal):
     """One run's journal. Several processes may hold it open; one object may be shared by threads."""
 
     def __init__(self, journal: Journal) -> None:
         """Use `create` or `open`."""
-        self._journal = journal
+        super().__init__(journal)
         self._grammar = Grammar(journal.format)
         self._lock = threading.RLock()
         self._guards: dict[str, BudgetGuard] = {}
@@ -75,25 +75,11 @@ class Ledger:
         Give the noise source to continue a run: it must be the one that the run began with. Read-only opening
         lists charges outside their plan in `violations`; opening to write refuses such a ledger.
         """
-        ledger = cls(Journal.open(Path(path), read_only=read_only))
-        try:
+        with cls(Journal.open(Path(path), read_only=read_only))._closed_on_failure() as ledger:
             ledger._catch_up()
             ledger._journal.check_indexes()
             ledger._refuse_unusable(noise, read_only)
-        except BaseException:
-            ledger.close()
-            raise
         return ledger
-
-    def close(self) -> None:
-        """Close the file; other processes that hold it open are not disturbed."""
-        self._journal.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @property
     def path(self) -> Path:

@@ -25,7 +25,7 @@ class MemoryLedger:
         self._spent: dict[str, list[Release]] = {name: [] for name in self.plans}
         self._entries = 0
 
-    def reserve(self, releases: Iterable[Release], *, redo: bool = False) -> list[Token]:  # noqa: ARG002
+    def reserve(self, releases: Iterable[Release], *, redo: bool = False) -> list[Token]:
         """Charges all of them, or raises `Refused` and charges none."""
         batch, charged, refused = list(releases), dict[str, BudgetGuard](), list[Refusal]()
         for release in batch:
@@ -66,10 +66,10 @@ class MemoryLedger:
         """Share of each kind of a plan that may still be reserved (`BudgetGuard.stock_left`)."""
         return {client: guard.stock_left() for client, guard in self._guards.items()}
 
-    def settle_many(self, settled: Iterable[tuple[Token, bytes]], *, store: bool = True) -> None:  # noqa: ARG002
+    def settle_many(self, settled: Iterable[tuple[Token, bytes]], *, store: bool = True) -> None:
         raise UserError("a rehearsal sends nothing, so there is nothing to settle")
 
-    def settle_digests(self, settled: Iterable[tuple[Token, Settlement]]) -> None:  # noqa: ARG002
+    def settle_digests(self, settled: Iterable[tuple[Token, Settlement]]) -> None:
         raise UserError("a rehearsal sends nothing, so there is nothing to settle")
 
     def message(self, token: Token) -> bytes:

@@ -16,12 +16,12 @@ import secrets
 import time
 from collections.abc import Set as AbstractSet
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
 from modicum.errors import UserError
-from modicum.privacy.ledger.journal import Entry, Journal, LedgerDamaged, canonical
+from modicum.privacy.ledger.journal import Entry, Journal, LedgerDamaged, OnJournal, canonical
 from modicum.privacy.lifetime import DrawRefused, Filter, Lifetime
 from modicum.privacy.lifetime.draws import Draw, Mark, State, held, never_reserved
 from modicum.privacy.lifetime.files import FILE, KEY, alone, exists, finish_key, key_mark, new_key, read_key, sync
@@ -32,12 +32,12 @@ from modicum.privacy.plan import PrivacyPlan
 FORMAT = 2
 
 
-class DatasetAccount:
+class DatasetAccount(OnJournal):
     """The open account. Several processes may hold it; draws are decided under the file's write lock."""
 
     def __init__(self, journal: Journal, folder: Path, key: bytes | None) -> None:
         """Use `start` or `open`."""
-        self._journal = journal
+        super().__init__(journal)
         self.folder, self.key = folder, key
         self.id = ""
         self.draws: dict[str, Draw] = {}  # by run, held or drawn; the last word on each
@@ -69,25 +69,11 @@ class DatasetAccount:
         if not exists(folder):
             raise UserError(f"no account in {folder}: the silo's first run begins it")
         key = None if read_only and not (folder / KEY).exists() else read_key(folder)
-        account = cls(Journal.open(folder / FILE, read_only=read_only), folder, key)
-        try:
+        with cls(Journal.open(folder / FILE, read_only=read_only), folder, key)._closed_on_failure() as account:
             for entry in account._journal.news():
                 account._read(entry)
             account._refuse_unusable()
-        except BaseException:
-            account.close()
-            raise
         return account
-
-    def close(self) -> None:
-        """Close the file; what was drawn stays drawn."""
-        self._journal.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @property
     def entries(self) -> int:

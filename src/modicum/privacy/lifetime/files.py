@@ -27,7 +27,8 @@ def exists(folder: Path) -> bool:
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
     """Two processes must not begin the same account: the second waits."""
-    with open(folder / LOCK, "wb") as file:
+    flags = os.O_CREAT | os.O_RDWR | getattr(os, "O_NOFOLLOW", 0)  # a link in its place is not followed
+    with os.fdopen(os.open(folder / LOCK, flags, 0o600), "r+b") as file:
         try:
             import fcntl
         except ImportError:  # pragma: no cover - a system without file locks

@@ -59,11 +59,28 @@ class Schedule(ABC):
 
     @abstractmethod
     def plan(self, of: TrainingReleases, also: tuple[PlannedRelease, ...]) -> PrivacyPlan:
-        """What the client agrees to, where its budget is finite; `also` are the metrics that it pays for."""
+        """What the client agrees to, where its budget is finite.
+
+        Args:
+            of: The client's releases of the whole run.
+            also: Metrics that it pays for.
+
+        Returns:
+            The plan.
+        """
 
     @abstractmethod
     def noise(self, of: TrainingReleases, plan: PrivacyPlan, now: Moment) -> Noise:
-        """The noise of one participation."""
+        """The noise of one participation.
+
+        Args:
+            of: The client's releases of the whole run.
+            plan: That it agreed to.
+            now: Which round and participation.
+
+        Returns:
+            The multiplier, and where it comes from.
+        """
 
     def agree(self, of: TrainingReleases, also: tuple[PlannedRelease, ...]) -> PrivacyPlan:
         """The plan; one that claims nothing where the budget is infinite."""

@@ -65,7 +65,7 @@ class CryptoNoise:
     buffered here, so neither a fork nor a restored process image can replay them. The key is ignored.
     """
 
-    def normal(self, key: NoiseKey, size: int, std: float = 1.0, dtype: DType = "float64") -> FloatArray:  # noqa: ARG002
+    def normal(self, key: NoiseKey, size: int, std: float = 1.0, dtype: DType = "float64") -> FloatArray:
         _check(size, std)
         out = np.empty(size, dtype=dtype)
         for start in range(0, size, CHUNK):
@@ -73,7 +73,7 @@ class CryptoNoise:
             np.multiply(box_muller(len(part), os.urandom), std, out=part, casting="same_kind")
         return out
 
-    def uniform(self, key: NoiseKey, size: int) -> NDArray[np.float64]:  # noqa: ARG002
+    def uniform(self, key: NoiseKey, size: int) -> NDArray[np.float64]:
         _check(size)
         return np.multiply(bits53(size, os.urandom), 2.0**-53, dtype=np.float64)
 
@@ -81,7 +81,7 @@ class CryptoNoise:
         _check_rate(rate)
         return self.uniform(key, size) < rate
 
-    def bits(self, key: NoiseKey) -> Bits:  # noqa: ARG002
+    def bits(self, key: NoiseKey) -> Bits:
         return os.urandom
 
     def describe(self) -> dict[str, Any]:

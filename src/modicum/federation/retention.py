@@ -13,7 +13,7 @@ from modicum.privacy.ledger.token import Token
 from modicum.privacy.noise import NoiseSource
 
 
-class Keep(StrEnum):
+class Retention(StrEnum):
     """How much of a settled message is kept until the server has acknowledged its round."""
 
     MESSAGES = "messages"  # all of it: with fresh noise it cannot be made again, and a retry gets the same bytes
@@ -21,14 +21,14 @@ class Keep(StrEnum):
     NOTHING = "nothing"  # a rehearsal, which ends with its process
 
     @classmethod
-    def for_noise(cls, noise: NoiseSource) -> Keep:
+    def for_noise(cls, noise: NoiseSource) -> Retention:
         """Only what is drawn from a seed can be computed again bit for bit."""
         return cls.DIGESTS if noise.describe()["simulation"] else cls.MESSAGES
 
     @property
     def redoes(self) -> bool:
         """Whether a round after a crash is computed again and must come out the same."""
-        return self is Keep.DIGESTS
+        return self is Retention.DIGESTS
 
 
 class Charges(Protocol):
@@ -70,15 +70,17 @@ class Charges(Protocol):
         """What each client's plan still holds of each kind of noise."""
 
 
-def settle(ledger: Charges, keep: Keep, sent: Iterable[tuple[Sequence[Token], Message | ReleasedSum]]) -> None:
+def settle(
+    ledger: Charges, keep: Retention, sent: Iterable[tuple[Sequence[Token], Message | ReleasedSum]]
+) -> None:
     """Each message under its first token; further queries of the same message are settled beside it, empty."""
-    if keep is Keep.MESSAGES:
+    if keep is Retention.MESSAGES:
         ledger.settle_many(
             (token, blob if i == 0 else b"")
             for tokens, blob in ((tokens, encode(message)) for tokens, message in sent)
             for i, token in enumerate(tokens)
         )
-    elif keep is Keep.DIGESTS:
+    elif keep is Retention.DIGESTS:
         nothing = Settlement.of()
         ledger.settle_digests(
             (token, said if i == 0 else nothing)
