@@ -2,6 +2,7 @@
 
 python benchmarks/chat.py prepare --gguf FILE --messages dataset.json --out DIR     # tokens, and a model folder
 python benchmarks/chat.py play --data DIR --out DIR --device cuda --seconds 270     # cells in order of importance
+python benchmarks/chat.py show --out DIR                                            # a table of what was played
 
 Every person with 20 messages or more is a client; all others are held out: half of them for choosing settings,
 half for the figures. A cell's result is written when it is there, so that a run that was cut is gone on with.
@@ -11,7 +12,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import multiprocessing
+import statistics
 import tempfile
 import time
 from collections import defaultdict
@@ -23,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.stats import t as student
 
 import modicum as mo
 
@@ -32,6 +36,7 @@ CHOICE = 1_000  # the seed of cohorts and noise with which settings are chosen
 RATES = (0.1, 0.3, 1.0)
 LORA: dict[str, Any] = {"rank": 1, "targets": ["v_proj", "o_proj"], "train": []}
 NORMS: dict[str, Any] = {"rank": 0, "train": ["input_layernorm", "post_attention_layernorm", "norm"]}
+KINDS = ("independent", "correlated")
 TRAINED = {"lora": LORA, "norms": NORMS}
 
 
@@ -230,7 +235,7 @@ def by_seed(rows: Sequence[Cell], seeds: int) -> Iterator[Cell]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["prepare", "play"])
+    parser.add_argument("what", choices=["prepare", "play", "show"])
     parser.add_argument("--gguf", type=Path)
     parser.add_argument("--messages", type=Path)
     parser.add_argument("--data", type=Path)
@@ -244,6 +249,9 @@ def main() -> None:
     parser.add_argument("--people", type=int, help="the first few alone, to try the script")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
+    if given.what == "show":
+        print(shown(json.loads((given.out / "chat.json").read_text())))
+        return
     if given.what == "prepare":
         if given.gguf is not None and not (given.out / "model" / "config.json").exists():
             as_folder(given.gguf, given.out / "model")
@@ -259,6 +267,31 @@ def main() -> None:
         player.cells(list(by_seed(rows, given.seeds)))
     finally:
         player.close()
+
+
+def shown(found: dict[str, Any]) -> str:
+    """Mean and 95% interval over seeds; the gain is paired."""
+    told = {Cell(**json.loads(key)): value for key, value in found.items() if key.startswith("{")}
+    rows = defaultdict[tuple[str, float, float], dict[int, float]](dict)
+    for cell, value in told.items():
+        if cell.seed != CHOICE and "perplexity" in value:
+            rows[cell.noise, cell.budget, cell.rate][cell.seed] = value["perplexity"]
+    lines = ["| noise | ε | step | seeds | perplexity |", "|---|---|---|---|---|"]
+    for (noise, budget, rate), values in rows.items():
+        lines.append(f"| {noise} | {budget:g} | {rate:g} | {len(values)} | {_interval([*values.values()])} |")
+    for budget in sorted({b for n, b, _ in rows if n == "correlated"}):
+        one, other = (next(v for (n, b, _), v in rows.items() if (n, b) == (kind, budget)) for kind in KINDS)
+        gains = [one[seed] - other[seed] for seed in one if seed in other]
+        lines.append(f"| gain | {budget:g} | | {len(gains)} | {_interval(gains)} |")
+    return "\n".join([f"public alone: {found['public alone']}", *lines])
+
+
+def _interval(values: Sequence[float]) -> str:
+    mean = statistics.fmean(values)
+    if len(values) < 2:
+        return f"{mean:.2f}"
+    half = student.ppf(0.975, len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
+    return f"{mean:.2f} ± {half:.2f}"
 
 
 def as_folder(gguf: Path, out: Path) -> None:
