@@ -21,7 +21,7 @@ from modicum.methods import METHODS, DpSgd, NbAfl
 from modicum.privacy.accounting.calibration import calibrate_noise
 from modicum.privacy.events import NoSampling
 from modicum.public.geometry import Public, fit_geometry
-from modicum_bench.leaderboard import pack
+from modicum_bench.leaderboard import networks, pack
 from modicum_bench.leaderboard.figures import crossed, difference
 from modicum_bench.leaderboard.grid import (
     FRACTION,
@@ -40,7 +40,7 @@ from modicum_bench.leaderboard.grid import (
     noise_of,
     spec_of,
 )
-from modicum_bench.leaderboard.play import Draw, judge_of, played
+from modicum_bench.leaderboard.play import NO_PRIVACY, Draw, judge_of, played
 from modicum_bench.leaderboard.report import page
 from modicum_bench.leaderboard.run import NOISES, bench, best, draws
 from modicum_bench.leaderboard.tasks import STAND_INS, divided, judged, private
@@ -88,6 +88,20 @@ def test_sums_are_less_noisy_and_methods_without_them_are_refused(digits: Federa
     assert noise_of(digits, SUM) < noise_of(digits, MESSAGES) / 4  # √20, less one client that may collude
     with pytest.raises(UserError, match="has no sums"):
         made("rpdp-fl", (0.3, 1.0), digits, SUM)
+
+
+def test_tasks_on_published_networks_are_cells_of_their_own() -> None:
+    """They take settings from stand-ins without their own records, and what matters most is played first."""
+    names = [cell.name for cell in networks.CELLS]
+    assert len({*names}) == len(names)
+    assert not {*names} & {cell.name for cell in PRESETS["paper"]}
+    hundred = next(cell for cell in networks.CELLS if cell.task.startswith("cifar-100 on"))
+    assert [one.name for one in STAND_INS if one.serves(TASKS[hundred.task].name)] == ["emnist-merge47:10-46"]
+    played = list(networks.order(networks.CELLS))
+    half = len(played) // 2
+    assert all("auto" in methods for _, _, methods in played[:half])
+    assert not any("auto" in methods for _, _, methods in played[half:])
+    assert [seed for _, seed, methods in played if NO_PRIVACY in methods] == [0] * len(names)
 
 
 def test_records_without_features_are_no_longer_than_one_for_anybody(digits: Federation) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional
 
@@ -204,6 +204,78 @@ def test_folded_networks_compute_what_their_libraries_do(case: str, pixels: int)
     assert torch.allclose(network(x), features(x), atol=1e-4, rtol=1e-3)
     assert torch.allclose(network(x)[1:], network(x[1:]), atol=1e-5)  # each image alone
     assert not list(network.parameters())  # nothing of it can be trained
+
+
+VISION = {  # Hugging Face's names and others', in this order
+    "torchvision": (
+        ("vit.encoder.layer.", "encoder.layers.encoder_layer_"),
+        ("vit.embeddings.cls_token", "class_token"),
+        ("vit.embeddings.position_embeddings", "encoder.pos_embedding"),
+        ("vit.embeddings.patch_embeddings.projection", "conv_proj"),
+        ("attention.attention.qkv.", "self_attention.in_proj_"),
+        ("attention.output.dense", "self_attention.out_proj"),
+        ("layernorm_before", "ln_1"),
+        ("layernorm_after", "ln_2"),
+        ("intermediate.dense", "mlp.0"),
+        ("output.dense", "mlp.3"),
+        ("vit.layernorm", "encoder.ln"),
+        ("classifier", "heads.head"),
+    ),
+    "timm": (
+        ("vit.encoder.layer.", "blocks."),
+        ("vit.embeddings.cls_token", "cls_token"),
+        ("vit.embeddings.position_embeddings", "pos_embed"),
+        ("vit.embeddings.patch_embeddings.projection", "patch_embed.proj"),
+        ("attention.attention.qkv", "attn.qkv"),
+        ("attention.output.dense", "attn.proj"),
+        ("layernorm_before", "norm1"),
+        ("layernorm_after", "norm2"),
+        ("intermediate.dense", "mlp.fc1"),
+        ("output.dense", "mlp.fc2"),
+        ("vit.layernorm", "norm"),
+        ("classifier", "head"),
+    ),
+    "hugging face": (),
+}
+
+
+def renamed(state: State, kind: str) -> State:
+    """Arrays under another library's names; of queries, keys and values it has one array."""
+    state = {name: value.clone() for name, value in state.items()}
+    for name in [n for n in state if VISION[kind] and ".attention.attention.query." in n]:
+        parts = [state.pop(name.replace("query", part)) for part in ("query", "key", "value")]
+        state[name.replace("query", "qkv")] = torch.cat(parts)
+    for ours, theirs in VISION[kind]:
+        state = {name.replace(ours, theirs): value for name, value in state.items()}
+    return state
+
+
+@pytest.mark.parametrize("kind", VISION)
+def test_vision_transformers_compute_what_their_library_does(kind: str, tmp_path: Path) -> None:
+    """The class's token behind the last norm, of one block or of two; the file says how many heads there are."""
+    library = pytest.importorskip("transformers", reason="the library that their numbers are compared with")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48}
+    model = library.ViTForImageClassification(library.ViTConfig(**sizes, image_size=24, patch_size=8)).eval()
+    with torch.no_grad():
+        for value in model.parameters():
+            value.normal_(std=0.2)
+        model.save_pretrained(tmp_path / "own")
+        state = renamed(load_file(tmp_path / "own" / "model.safetensors"), kind)
+        save_file(state, tmp_path / "model.safetensors")
+        (tmp_path / "config.json").write_text(json.dumps({"num_attention_heads": 4}))
+        found = published(str(tmp_path), ("imagenet-1k",))
+        x = torch.randn(2, 3, 24, 24)
+        seen = model.vit(pixel_values=x, output_hidden_states=True)
+        before = model.vit.layernorm(seen.hidden_states[-2])[:, 0]
+        last = seen.last_hidden_state[:, 0]
+        assert torch.allclose(found.network(x, 1), last, atol=1e-4)
+        assert torch.allclose(found.network(x, 2), torch.cat([before, last], 1), atol=1e-4)
+        assert not torch.allclose(network_of(state)[0](x), last, atol=1e-2)  # the control: one head, not four
+    assert found.recipe.size == 24
+    assert extractor(f"{tmp_path}:2", (3, 16, 16), trained_on=("imagenet-1k",)).size == 64
+    with pytest.raises(UserError, match="reg_token is of a kind"):
+        network_of({**state, "reg_token": torch.zeros(1, 4, 32)})
 
 
 def test_a_network_with_the_wrong_padding_is_caught() -> None:

@@ -13,6 +13,7 @@ from modicum.core.setting import MethodSpec, Setting
 from modicum.errors import UserError
 from modicum.federation.experiment import Federation
 from modicum.methods import METHODS, Auto, method
+from modicum.models.published.packages import is_name
 from modicum.privacy.accounting.calibration import calibrate_noise
 from modicum.privacy.events import NoSampling
 from modicum.privacy.spec import PrivacySpec
@@ -22,6 +23,7 @@ MESSAGES, SUM = "server-sees-messages", "secure-aggregation"
 ROUNDS = 30
 PUBLIC = 0.05  # share of a task's records that is public in hot cells
 PATIENTS, JUDGED = 920, 184  # of Heart Disease: all of them, and those that a draw is judged on
+FEATURES, WHOLE = "discriminant:auto", "discriminant:1280"  # as many dimensions as pay, or all of a network's
 MOMENTUM = 0.5  # of the server, for every method that has one
 
 
@@ -37,10 +39,19 @@ class Task:
     few: int | None = None  # records of the source that go through the backbone; None: all
     clients: tuple[int, int] = (50, 10)
     shifted: bool = False  # whether classes have other shares in the test than at clients
+    features: str = FEATURES
+
+    @property
+    def key(self) -> str:
+        """Names the task in cells: with its network where that is a published one."""
+        dimensions = "" if self.features == FEATURES else f", {self.features}"
+        published = self.backbone is not None and is_name(self.backbone)
+        return f"{self.name} on {self.backbone}{dimensions}" if published else self.name
 
 
+NETWORK, SMALLER = "efficientnet-lite2", "efficientnet-lite0"
 TASKS = {
-    task.name: task
+    task.key: task
     for task in (
         Task("cifar-10", (0.5, 1.0, 5.0), "cifar-100", "cifar-100.npz"),
         Task("mnist", (0.05, 0.1, 1.0), "emnist-merge47:10-46", "emnist-letters.npz"),
@@ -50,6 +61,23 @@ TASKS = {
         Task("fashion-mnist", (0.1, 0.5, 2.0), "emnist-merge47:10-46", "emnist-letters.npz", most=30_000),
         Task("emnist-merge47:10-46", (0.5, 1.0, 5.0), "mnist", most=20_000, shifted=True),
         Task("digits", (0.5, 2.0, 5.0), clients=(20, 20)),
+        Task("cifar-10", (0.5, 1.0, 5.0), "cifar-100", NETWORK),
+        Task("cifar-10", (0.5, 1.0, 5.0), "cifar-100", SMALLER),
+        Task("cifar-100", (3.0, 5.0, 10.0), "cifar-10", NETWORK, few=20_000),
+        Task("cifar-100", (3.0, 5.0, 10.0), "cifar-10", NETWORK, few=20_000, features=WHOLE),
+        Task("fashion-mnist", (0.1, 0.5, 2.0), "emnist-merge47:10-46", NETWORK, most=30_000),
+        Task("emnist-merge47:10-46", (0.5, 1.0, 5.0), "mnist", NETWORK, most=20_000, few=20_000, shifted=True),
+        Task(
+            "emnist-merge47:10-46",
+            (0.5, 1.0, 5.0),
+            "mnist",
+            NETWORK,
+            most=20_000,
+            few=20_000,
+            shifted=True,
+            features=WHOLE,
+        ),
+        Task("svhn", (0.5, 1.0, 5.0), "mnist", NETWORK, few=20_000),
     )
 }
 
@@ -94,7 +122,7 @@ def fraction(task: Task, place: int) -> list[Cell]:
     levels: list[Budget] = [*task.budgets, task.budgets]
     return [
         Cell(
-            task.name,
+            task.key,
             task.clients[hot ^ (b >> 1) ^ (place & 1)],
             levels[b],
             bool(hot),
@@ -109,7 +137,7 @@ def unique(*cells: Cell) -> tuple[Cell, ...]:
     return tuple(dict.fromkeys(cells))
 
 
-SEVEN = tuple(name for name in TASKS if name != "digits")
+SEVEN = tuple(key for key, task in TASKS.items() if key == task.name != "digits")
 FRACTION = unique(*itertools.chain(*(fraction(TASKS[name], i) for i, name in enumerate(SEVEN))))
 HEADLINES = (  # what the README's table shows
     *(Cell("cifar-10", 50, e, hot=True) for e in (1.0, 5.0, (0.5, 1.0, 5.0))),

@@ -107,7 +107,8 @@ def played(draw: Draw) -> list[Found]:
     for name, choice in draw.methods:
         result: Found = {**about, "method": name, "public_only": public_only}
         if name == NO_PRIVACY:
-            result |= judge.of(no_privacy(federation.data, cell.hot, draw.device))
+            fast = "cuda" if torch.cuda.is_available() else draw.device
+            result |= judge.of(no_privacy(federation.data, cell.hot, fast))
         else:
             result |= {"rate": choice[0], "clip": choice[1]}
             result |= _as_before(name, choice, federation, cell.view, found) or _outcome(

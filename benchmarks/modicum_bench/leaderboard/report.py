@@ -27,7 +27,7 @@ def page(results: Sequence[dict[str, Any]], cells: Sequence[Cell], out: Path) ->
     if shifted := gathered(results, cells, AS_CLIENTS):
         parts.append(("With test records weighted as clients' own", summary(shifted)))
     parts.append(("All methods", accuracies(found)))
-    text = "\n\n".join(f"{title}:\n\n{_markdown(table)}" for title, table in parts) + "\n"
+    text = "\n\n".join(f"{title}:\n\n{markdown(table)}" for title, table in parts) + "\n"
     (out / "leaderboard.md").write_text(text, encoding="utf-8")
     drawn = picture(found, out / "gain.svg")
     body = [f"<h2>{title}</h2>{_html(table)}" for title, table in parts]
@@ -110,7 +110,8 @@ def _rank(name: str, found: Sequence[Played]) -> list[str]:
     ]
 
 
-def _markdown(table: Table) -> str:
+def markdown(table: Table) -> str:
+    """A table as Markdown has it."""
     head, *rows = table
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from modicum.comparing.workers import Progress, work
 from modicum.errors import UserError
-from modicum_bench.leaderboard.grid import CHOICES, PRESETS, ROWS, Cell, Choice, noise_of
+from modicum_bench.leaderboard.grid import CHOICES, PRESETS, ROWS, TASKS, Cell, Choice, noise_of
 from modicum_bench.leaderboard.play import NO_PRIVACY, Draw, Try, played, tried
 from modicum_bench.leaderboard.report import page
-from modicum_bench.leaderboard.tasks import STAND_INS, undressed
+from modicum_bench.leaderboard.tasks import STAND_INS, StandIn, undressed
 
 Say = Callable[[str], None]
 STAGES = ("choose", "test", "report")
@@ -53,17 +53,26 @@ def bench(
     return page(_lines(out / "results.jsonl"), cells, out) if "report" in stages else ""
 
 
-def choose(out: Path, backbones: Path, *, workers: int = 1, progress: Progress | None = None) -> None:
+def choose(
+    out: Path,
+    backbones: Path,
+    *,
+    stand_ins: Sequence[StandIn] = STAND_INS,
+    noises: Sequence[float] = NOISES,
+    methods: Collection[str] = ROWS,
+    workers: int = 1,
+    progress: Progress | None = None,
+) -> None:
     """Every tuned method's choices on the stand-ins, into tried.jsonl, and the best into settings.json."""
     path = out / "tried.jsonl"
     known = {(r["stand_in"], r["noise"], r["hot"], r["method"]) for r in _lines(path)}
     todo = [
         Try(backbones, which, noise, hot, name)
-        for noise in NOISES
+        for noise in noises
         for hot in (True, False)
-        for which in STAND_INS
+        for which in stand_ins
         for name, row in ROWS.items()
-        if row.tuned and (which.name, noise, hot, name) not in known
+        if name in methods and row.tuned and (which.name, noise, hot, name) not in known
     ]
     with path.open("a", encoding="utf-8") as file:
         for found in work(tried, todo, workers=workers, progress=progress):
@@ -130,13 +139,20 @@ def known_rows(kept: Path) -> set[tuple[str, str, int]]:
     return {(r["cell"], r["method"], r["seed"]) for r in _lines(kept)}
 
 
-def settings_of(cell: Cell, settings: dict[str, Any], backbones: Path) -> dict[str, Choice]:
+def nearest(noise: float) -> float:
+    """Of the noises that settings are chosen for."""
+    return min(NOISES, key=lambda n: abs(math.log(n / noise)))
+
+
+def settings_of(
+    cell: Cell, settings: dict[str, Any], backbones: Path, methods: Collection[str] = ROWS
+) -> dict[str, Choice]:
     """Those of the nearest noise, from stand-ins that hold none of the task's records."""
-    without = next((s.name for s in STAND_INS if not s.serves(cell.task)), "")
+    without = next((s.name for s in STAND_INS if not s.serves(TASKS[cell.task].name)), "")
     noise = noise_of(undressed(cell, backbones, 0), cell.view)
-    near = min(NOISES, key=lambda n: abs(math.log(n / noise)))
+    near = nearest(noise)
     chosen = settings[without]
-    keys = {name: _key(name, cell.hot, near) for name, row in ROWS.items() if row.tuned}
+    keys = {name: _key(name, cell.hot, near) for name, row in ROWS.items() if name in methods and row.tuned}
     if missing := [name for name, key in keys.items() if key not in chosen]:
         raise UserError(f"no settings were chosen for {', '.join(missing)}: run the stage choose again")
     return {name: tuple(chosen[key]) for name, key in keys.items()}

@@ -18,15 +18,14 @@ from modicum.data.fetch import data_folder
 from modicum.data.geometry import load_geometry
 from modicum.data.mapped import federation_behind
 from modicum.federation.experiment import Federation
+from modicum.models.published.packages import is_name
 from modicum.privacy.accounting.choose import epsilon
 from modicum.privacy.events import NoSampling
 from modicum.privacy.plan import PlannedRelease
 from modicum.public.features import behind, stand_on
-from modicum_bench.leaderboard.grid import JUDGED, MESSAGES, PATIENTS, PUBLIC, TASKS, Cell, Task, spec_of
+from modicum_bench.leaderboard.grid import FEATURES, JUDGED, MESSAGES, PATIENTS, PUBLIC, TASKS, Cell, Task, spec_of
 from modicum_bench.leaderboard.pack import geometry_of, packed, unpack
 from modicum_bench.stand_in import stood_in
-
-FEATURES = "discriminant:auto"
 
 
 @dataclass(frozen=True)
@@ -55,15 +54,20 @@ def records(task: Task, folder: Path) -> tuple[Dataset, Dataset | None]:
     if task.source is None:
         return own, None
     cache = data_folder() / "features"
-    weights = None if task.backbone is None else folder / task.backbone
+    weights = None if task.backbone is None else _weights(task.backbone, folder)
     if task.source == "rendered":
         own, _, _ = behind(weights, cache, own, False, None)
         return own, _stored(folder / "rendered-features.npz")
     public = load(task.source)
     public = replace(public, train=public.train.take(slice(0, task.few)))
-    own, _, source = behind(weights, cache, own, False, public)
+    own, _, source = behind(weights, cache, _some(own, task.most), False, _some(public, task.most))
     assert source is not None
-    return _some(own, task.most), _some(source, task.most)
+    return own, source
+
+
+def _weights(name: str, folder: Path) -> str | Path:
+    """A published network by its name, ours by their files."""
+    return name if is_name(name) else folder / name
 
 
 def _some(dataset: Dataset, most: int | None) -> Dataset:
@@ -135,7 +139,7 @@ def private(cell: Cell, folder: Path, seed: int) -> Federation:
     if source is None:
         return Federation(_cut(data), budgets)
     spec = spec_of(len(budgets), cell.view)
-    return Federation(stand_on(data, FEATURES, budgets, lambda: spec, source), budgets)
+    return Federation(stand_on(data, task.features, budgets, lambda: spec, source), budgets)
 
 
 def _cut(data: FederatedData) -> FederatedData:
@@ -153,7 +157,7 @@ def _cut(data: FederatedData) -> FederatedData:
 
 
 @lru_cache(maxsize=2)
-def _public(which: StandIn, folder: Path) -> Dataset:
+def featured_public(which: StandIn, folder: Path) -> Dataset:
     stored = folder / f"{which.name.partition(':')[0]}-public.npz"
     if stored.is_file():  # carried here without its images
         with np.load(stored) as file:
@@ -161,7 +165,7 @@ def _public(which: StandIn, folder: Path) -> Dataset:
             train = Arrays(x, file["y"].astype(np.int64))
         return Dataset(which.name, train, Arrays.empty(train), int(train.y.max()) + 1)
     task = load(which.name)
-    featured, _, _ = behind(folder / which.backbone, data_folder() / "features", task, False, None)
+    featured, _, _ = behind(_weights(which.backbone, folder), data_folder() / "features", task, False, None)
     return featured
 
 
@@ -173,7 +177,12 @@ def stand_in(which: StandIn, folder: Path, noise: float, hot: bool, seed: int) -
     """
     known = round(PUBLIC * STAND_IN_CLIENTS * STAND_IN_RECORDS) if hot else 0
     data, source = stood_in(
-        _public(which, folder), seed, clients=STAND_IN_CLIENTS, records=STAND_IN_RECORDS, known=known, part=3
+        featured_public(which, folder),
+        seed,
+        clients=STAND_IN_CLIENTS,
+        records=STAND_IN_RECORDS,
+        known=known,
+        part=3,
     )
     data = replace(data, dataset=which.name)
     spec = spec_of(STAND_IN_CLIENTS, MESSAGES)

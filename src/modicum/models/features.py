@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,7 +30,6 @@ from modicum.errors import UserError
 from modicum.models import scattering
 from modicum.models.backbone import load_backbone
 from modicum.models.named import agreed_name, folder_of, is_pretrained
-from modicum.models.published import networks
 from modicum.models.published.catalogue import Published, published
 from modicum.models.published.packages import NOT_STATED, SCATTERING, Recipe
 from modicum.models.views import VIEWS, seen
@@ -91,7 +91,7 @@ class Shown(nn.Module):
     mean: Tensor
     deviation: Tensor
 
-    def __init__(self, network: networks.Staged, recipe: Recipe, taps: int) -> None:
+    def __init__(self, network: nn.Module, recipe: Recipe, taps: int) -> None:
         super().__init__()
         self.network, self.size, self.taps = network, recipe.size, taps
         self.register_buffer("mean", torch.tensor(recipe.mean)[:, None, None])
@@ -184,7 +184,7 @@ def from_published(found: Published, taps: int = 1) -> Extractor:
     widths = found.network.widths
     if not 1 <= taps <= len(widths):
         raise UserError(f"{found.name} has {len(widths)} stages: the last {taps} of them cannot be taken")
-    code = Path(networks.__file__).read_bytes()
+    code = Path(inspect.getfile(type(found.network))).read_bytes()
     decided = f"{found.sha256} {found.recipe} {taps}".encode()
     return Extractor(
         f"{found.name}-{_digest(decided + code)}",

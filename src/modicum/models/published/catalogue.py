@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from modicum.errors import UserError
 from modicum.models.published.layouts import network_of
 from modicum.models.published.networks import Staged
 from modicum.models.published.packages import CATALOGUE, NOT_STATED, Packaged, Recipe, Three
+from modicum.models.published.vision_transformers import Tokens
 from modicum.models.published.weights import WeightFile, settings, weight_file
 
 
@@ -19,7 +20,7 @@ class Published:
     """A network with what must be said of it wherever its features are used."""
 
     name: str
-    network: Staged
+    network: Staged | Tokens
     recipe: Recipe
     sha256: str
     licence: str
@@ -49,11 +50,13 @@ def published(name: str, trained_on: tuple[str, ...] = ()) -> Published:
             f"nothing says what {file.path} was trained on, so nobody knows for which records it is public: set "
             'trained_on, e.g. trained_on = ["imagenet-1k"]'
         )
-    network, _ = network_of(file.state(), tensorflow=_architecture(file).startswith("tf_"))
+    tensorflow, heads = _architecture(file).startswith("tf_"), file.config.get("num_attention_heads")
+    network, _ = network_of(file.state(), tensorflow=tensorflow, heads=heads if isinstance(heads, int) else None)
+    recipe = recipe_of(file.path.parent, file)
+    if isinstance(network, Tokens):
+        recipe = replace(recipe, size=network.size)
     licence = ", ".join(file.card.get("license", ())) or NOT_STATED
-    return Published(
-        Path(name).stem, network, recipe_of(file.path.parent, file), file.sha256, licence, tuple(known)
-    )
+    return Published(Path(name).stem, network, recipe, file.sha256, licence, tuple(known))
 
 
 def _of_package(packaged: Packaged) -> Published:

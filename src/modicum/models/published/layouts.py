@@ -6,9 +6,15 @@ What a state dict does not say (strides, padding, the ε of norms) belongs to it
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+from torch import nn
 
 from modicum.errors import UserError
+from modicum.models.published import vision_transformers
 from modicum.models.published.networks import (
     LAST,
     Convolution,
@@ -17,8 +23,10 @@ from modicum.models.published.networks import (
     inverted_residuals,
     residual_network,
 )
+from modicum.models.published.vision_transformers import LAYOUT, Tokens
 from modicum.models.published.weights import State
 
+Made = TypeVar("Made", bound=nn.Module)
 Pair = tuple[str, str]  # names of a convolution and of its norm, after the block's own
 NORM = ("weight", "bias", "running_mean", "running_var")
 TENSORFLOW = 1e-3  # ε of norms in networks that were trained there
@@ -152,15 +160,18 @@ LAYOUTS: tuple[Inverted | Residuals, ...] = (
 )
 
 
-def network_of(state: State, *, tensorflow: bool | None = None) -> tuple[Staged, str]:
+def network_of(
+    state: State, *, tensorflow: bool | None = None, heads: int | None = None
+) -> tuple[Staged | Tokens, str]:
     """The network that these arrays belong to, and the name of its layout.
 
     Args:
         state: Arrays by name.
         tensorflow: Whether it was trained in TensorFlow, where names alone do not say (timm's `tf_` networks).
+        heads: Of a vision transformer, where something says it; its width decides otherwise.
 
     Returns:
-        The network with its norms folded, and its layout's name.
+        The network with its BatchNorms folded, and its layout's name.
 
     Raises:
         UserError: Where the names belong to no layout that is known, or an array is missing.
@@ -169,16 +180,18 @@ def network_of(state: State, *, tensorflow: bool | None = None) -> tuple[Staged,
         if f"{layout.stem[0]}.weight" in state and f"{layout.stem[1]}.running_var" in state:
             if isinstance(layout, Inverted) and tensorflow:
                 layout = Inverted(**{**vars(layout), "epsilon": TENSORFLOW, "same": True})
-            return _made(layout, state), layout.name
-    known = "; ".join(layout.name for layout in LAYOUTS)
+            return _made(layout.name, partial(layout.network, state)), layout.name
+    if vision_transformers.is_one(renamed := vision_transformers.renamed(state)):
+        return _made(LAYOUT, partial(Tokens, renamed, heads)), LAYOUT
+    known = "; ".join([*(layout.name for layout in LAYOUTS), LAYOUT])
     raise UserError(f"the names of these arrays belong to no network that is known here: known are {known}")
 
 
-def _made(layout: Inverted | Residuals, state: State) -> Staged:
+def _made(name: str, network: Callable[[], Made]) -> Made:
     try:
-        return layout.network(state)
+        return network()
     except (KeyError, IndexError, ValueError, StopIteration, RuntimeError) as error:
-        raise UserError(f"these weights look like {layout.name}, but do not fit it ({error})") from None
+        raise UserError(f"these weights look like {name}, but do not fit it ({error})") from None
 
 
 def convolution(state: State, name: str, norm: str) -> Convolution:
