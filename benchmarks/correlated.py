@@ -4,6 +4,7 @@ python benchmarks/correlated.py errors [--peer PYTHON]    # a Python that has ja
 python benchmarks/correlated.py picture                   # docs/figures/correlated.png
 python benchmarks/correlated.py accuracy --epsilon 2 8    # clients, EMNIST
 python benchmarks/correlated.py records --epsilon 1 4     # records of silos, EMNIST
+python benchmarks/correlated.py steps --epsilon 1 4 16    # noise in the sum of a party's steps
 """
 
 from __future__ import annotations
@@ -191,6 +192,27 @@ def play_records(epsilon: float, way: str, rate: float, seed: int) -> float:
     return float(last.simulated["test_accuracy"])
 
 
+WORTH = [(1000, 50, 20), (1000, 50, 100), (9264, 926, 20), (9264, 926, 100), (60_000, 600, 20)]
+"""Records of a party, batch, passes over them."""
+
+
+def steps(epsilons: list[float]) -> None:
+    """Noise in the sum of a party's mean gradients, in units of a record's bound, at the same ε and steps."""
+    from modicum.core.facts import ClientFacts
+    from modicum.federation.correlate import noise_left
+    from modicum.mechanisms.record_local import RecordLocal
+
+    print("| records, batch, passes | ε | whole | Poisson | in turn, correlated |\n|---|---|---|---|---|")
+    for records, batch, passes in WORTH:
+        for epsilon in epsilons:
+            facts = ClientFacts("party", records, epsilon, passes)
+            drawn = RecordLocal(batch=batch)
+            mixed = drawn.correlate_steps(None, None, 0.0)
+            whole = RecordLocal(steps=mixed.total_steps(facts) // passes)
+            left = [noise_left(one, facts, 0.0) for one in (whole, drawn, mixed)]
+            print(f"| {records:,}, {batch}, {passes} | {epsilon:g} | {' | '.join(f'{n:.3g}' for n in left)} |")
+
+
 def records(epsilons: list[float], seeds: int, keep: Path) -> None:
     """Batches in turn with correlated noise, Poisson batches, and all records in every step."""
     ways = ("whole", "poisson", "correlated")
@@ -255,7 +277,7 @@ def cost() -> None:
 def main() -> None:
     """One of them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["errors", "picture", "accuracy", "records", "cost"])
+    parser.add_argument("what", choices=["errors", "picture", "accuracy", "records", "steps", "cost"])
     parser.add_argument("--peer")
     parser.add_argument("--epsilon", type=float, nargs="+", default=[2.0, 8.0])
     parser.add_argument("--seeds", type=int, default=10)
@@ -268,6 +290,8 @@ def main() -> None:
         picture()
     elif given.what == "records":
         records(given.epsilon, given.seeds, given.keep)
+    elif given.what == "steps":
+        steps(given.epsilon)
     elif given.what == "cost":
         cost()
     else:

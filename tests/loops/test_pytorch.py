@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,8 @@ from modicum.compute import Clipper
 from modicum.core.clips import Flat
 from modicum.core.layout import Layout
 from modicum.core.release_gate import ReservedGate, rows_of
-from modicum.errors import PrivacyWarning, UserError
+from modicum.errors import PrivacyWarning, UntrainedWarning, UserError
+from modicum.loops import private as own_loop
 from modicum.loops import pytorch
 from modicum.loops.private import OwnBatch, Private
 from modicum.loops.pytorch import privately
@@ -712,3 +714,49 @@ def test_noise_that_cannot_be_is_refused_with_its_reason(
 ) -> None:
     with pytest.raises(UserError, match=why):
         mixed(tmp_path, **changes)
+
+
+def in_groups(where: Path, model: nn.Module, *rates: float) -> Private:
+    groups = [{"params": layer.parameters(), "lr": rate} for layer, rate in zip(model, rates, strict=False)]  # type: ignore[call-overload]
+    return privately(
+        model, torch.optim.SGD(groups, lr=0.5), records(), epsilon=3, epochs=2, batch=24, folder=where / "run"
+    )
+
+
+def test_parameters_that_the_first_step_leaves_alone_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the model alone, after its noise: nobody's gradient is asked."""
+
+    def layers() -> nn.Module:
+        torch.manual_seed(1)
+        return nn.Sequential(nn.Linear(WIDTH, 8), nn.Linear(8, CLASSES))
+
+    with pytest.warns(UntrainedWarning, match=r"after step 1, 1\.weight, 1\.bias of the model are what") as said:
+        play(in_groups(tmp_path / "one", layers(), 0.5, 0.0))
+    assert len(said) == 1
+    with pytest.warns(UntrainedWarning, match=r"after step 5, 0\.weight, .* 1\.bias of the model"):
+        play(in_groups(tmp_path / "none", layers(), 0.0, 0.0))  # the rate might have risen until then
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UntrainedWarning)
+        play(in_groups(tmp_path / "all", layers(), 0.5, 0.5))
+        monkeypatch.setattr(own_loop, "name_unchanged", lambda *_: None)  # negative control
+        play(in_groups(tmp_path / "silent", layers(), 0.5, 0.0))
+
+
+class Spare(nn.Module):
+    """A layer that its outputs know nothing of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.spare = nn.Linear(WIDTH, CLASSES), nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.used(x)
+        return found
+
+
+def test_parameters_that_no_loss_reaches_are_named_in_the_rehearsal(tmp_path: Path) -> None:
+    private = prepared(tmp_path, Spare())
+    with pytest.warns(UntrainedWarning, match=r"loss of Spare does not reach spare\.weight, spare\.bias: noise"):
+        play(private)

@@ -143,6 +143,7 @@ def experiment_over(config: Config, federation: Federation) -> Experiment:
         device=run.device,
         compile=run.compile,
         workers=run.workers,
+        ray=run.ray,
         model_options=dict(config.model.options),
         task=task_in(config),
         looks=config.looks,

@@ -20,6 +20,7 @@ NOT_COMPARED = {
     ("run", "device"),
     ("run", "compile"),
     ("run", "workers"),
+    ("run", "ray"),
 }  # where and how, not what
 ELSEWHERE = ("delta", "adjacency")  # a method's own fields that are written under [privacy]
 
@@ -66,6 +67,7 @@ def describe_experiment(
             "device": e.device,
             "compile": e.compile,
             "workers": e.workers,
+            **({} if e.ray is None else {"ray": e.ray}),
             "simulation": simulation,
             "transcript": transcript,
             "audit": audit,

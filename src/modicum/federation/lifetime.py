@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from modicum.data.arrays import FederatedData
+from modicum.data.check import refuse_population
 from modicum.data.digests import blocks
 from modicum.errors import UserError
 from modicum.federation.run_folder import RunFolder
@@ -48,6 +49,7 @@ def draw(run: Simulation, account: Account) -> None:
     Raises:
         DrawRefused: The run does not fit into what is left; nothing was drawn.
     """
+    refuse_population(run.experiment.federation.data, "an account")
     plans, folder = tuple(run.plans.values()), Path(account.folder)
     if not exists(folder):
         new = lifetime_for(account.budget, account.delta, account.opened_for or plans)

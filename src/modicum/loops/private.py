@@ -17,13 +17,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from modicum.compute.clipping.open_pass import OpenPass, fingerprint, graph_of, new_anchor
+from modicum.compute.clipping.open_pass import Fingerprint, OpenPass, fingerprint, graph_of, new_anchor
 from modicum.compute.clipping.problem import Parts
 from modicum.compute.clipping.synthetic import own_weights
 from modicum.compute.clipping.tracing import looking_modules
 from modicum.core.layout import Layout
 from modicum.core.parts import Batch
 from modicum.core.records import each
+from modicum.core.unchanged import name_unchanged
 from modicum.errors import PrivacyWarning, UserError, counted
 from modicum.federation.foreign import foreign_modules
 from modicum.federation.run_folder import RunFolder
@@ -91,7 +92,8 @@ class Private:
         self._rehearsal: Rehearsal | None = None
         self._modes: tuple[bool, ...] | None = None
         self._graphs: set[int] = set()  # ways in which losses were computed
-        self._written: tuple[tuple[int, int], ...] | None = None  # the model as it was left by the last step
+        self._looked = False  # which parameters the first step changed
+        self._written: Fingerprint | None = None  # the model as it was left by the last step
         self._current: Step | None = None
         self._steps_of_part = 0
         self._running = False
@@ -261,9 +263,23 @@ class Private:
             trained[name].grad = own.to(trained[name].dtype)
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
-        self._written = fingerprint(self.model)
+        before, self._written = self._written, fingerprint(self.model)
+        if before is not None and not self._looked:
+            self._name_unchanged(step, before, self._written)
         self._steps_of_part = step.number + 1
         self._current = None
+
+    def _name_unchanged(self, step: Step, before: Fingerprint, after: Fingerprint) -> None:
+        """Noise reaches every parameter, so what is as it was after a step, the optimiser does not train. Where
+        all is, its rate may still be rising from zero."""
+        parameters = zip(self.model.named_parameters(), before, after, strict=False)  # buffers come behind them
+        trained = [(name, old == new) for (name, p), old, new in parameters if p.requires_grad]
+        same = [name for name, alike in trained if alike]
+        last = step.number + 1 == self._steps.in_part(step.part.number)
+        self._looked = len(same) < len(trained) or last
+        if self._looked:
+            reason = "the optimiser's rate, or the precision of the model, leaves them there"
+            name_unchanged(same, f"after step {step.number + 1}", reason)
 
     def _end_part(self, part: Part) -> None:
         self._keeping.keep(part.number + 1)

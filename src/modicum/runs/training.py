@@ -53,6 +53,7 @@ def train(
     folder: str | PathLike[str] | None = None,
     resume: bool = False,
     workers: int | None = None,
+    ray: str | None = None,
     cohorts: Cohorts = Cohorts(),
     server: Server = Server(),
     noise: Noise = Noise(),
@@ -81,6 +82,7 @@ def train(
         folder: where to write [default: a new folder under ./runs].
         resume: continues a run of the same experiment that was interrupted.
         workers: processes that compute clients, a thread each: the same bits for any number [default: none].
+        ray: address of a Ray cluster that has those processes [default: none; this machine].
         cohorts: who takes part.
         noise: how noise is drawn: of floats, on a lattice, or correlated over rounds.
         server: hot start, averages, limits of bounds, how often to evaluate.
@@ -120,6 +122,7 @@ def train(
         device=engine.device,
         compile=engine.compile,
         workers=workers,
+        ray=ray,
         model_options={**(model_options or {}), **({} if adapters is None else {OPTION: adapters})},
         looks=tuple(_taken(look) for look in looks),
     )
