@@ -2,7 +2,9 @@
 
 python benchmarks/correlated.py errors [--peer PYTHON]    # a Python that has jax-privacy
 python benchmarks/correlated.py picture                   # docs/figures/correlated.png
-python benchmarks/correlated.py accuracy --epsilon 2 --seeds 5
+python benchmarks/correlated.py accuracy --epsilon 2 8    # clients, EMNIST
+python benchmarks/correlated.py records --epsilon 1 4     # records of silos, EMNIST
+python benchmarks/correlated.py steps --epsilon 1 4 16    # noise in the sum of a party's steps
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from scipy.signal import lfilter
@@ -104,7 +108,7 @@ def picture() -> None:
 
 
 CLIENTS, PER_ROUND, ROUNDS = 1000, 50, 200
-RATES = (0.5, 1.0, 2.0, 4.0, 8.0)
+RATES = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 """Steps of the server among which each kind of noise gets its best, on a division that is not counted."""
 APART = 1000  # the seed of that division
 
@@ -138,19 +142,108 @@ def play(epsilon: float, bands: int | None, rate: float, seed: int) -> float:
     return float(last.simulated["test_accuracy"])
 
 
-def accuracy(epsilons: list[float], seeds: int) -> None:
-    """Independent against correlated noise: the same cohorts, divisions and rule for the step."""
-    kinds = {"independent": 1, "correlated": None}
+def accuracy(epsilons: list[float], seeds: int, keep: Path, only: str | None) -> None:
+    """Independent against correlated noise: the same cohorts, divisions and rule for the step.
+
+    What was played is kept, a line each, and not played again.
+    """
+    kinds = {name: bands for name, bands in {"independent": 1, "correlated": None}.items() if only in (None, name)}
+    known = Kept(keep, play)
     print("| ε | independent | correlated | gain |\n|---|---|---|---|")
     for epsilon in epsilons:
         found = {}
         for name, bands in kinds.items():
-            tried = {rate: play(epsilon, bands, rate, APART) for rate in RATES}
+            tried = {rate: known.play(epsilon, bands, rate, APART) for rate in RATES}
             rate = max(tried, key=lambda r: tried[r])
             print(f"ε = {epsilon:g}, {name}: {tried} → {rate}", file=sys.stderr, flush=True)
-            found[name] = [play(epsilon, bands, rate, seed) for seed in range(seeds)]
-        found["gain"] = [c - i for i, c in zip(found["independent"], found["correlated"], strict=True)]
+            found[name] = [known.play(epsilon, bands, rate, seed) for seed in range(seeds)]
+        if only is None:
+            found["gain"] = [c - i for i, c in zip(found["independent"], found["correlated"], strict=True)]
         print(f"| {epsilon:g} | {' | '.join(_shown(values) for values in found.values())} |", flush=True)
+
+
+SILOS, EPOCHS, STEPS = 10, 20, 10
+STEPS_LR = (1.0, 2.0, 4.0, 8.0, 16.0)
+"""Local learning rates among which each way of making batches gets its best, on a division that is not counted."""
+
+
+def play_records(epsilon: float, way: str, rate: float, seed: int) -> float:
+    """Test accuracy after one pass a round, or as many steps with all records in each."""
+    from modicum.federation.experiment import Experiment, Federation
+    from modicum.federation.rehearsal import Rehearsal
+    from modicum.methods import DpSgd
+
+    federation = Federation.from_dataset(
+        "emnist-merge47",
+        clients=SILOS,
+        partition="iid",
+        budgets=epsilon,
+        proxy=0.05,
+        features="discriminant:64",
+        seed=seed,
+    )
+    batch = min(len(client.train) for client in federation.data.clients) // STEPS
+    method = DpSgd(batch=None if way == "whole" else batch, steps=STEPS, clip=0.5, lr=rate)
+    noise: Literal["correlated", "float"] = "correlated" if way == "correlated" else "float"
+    experiment = Experiment(
+        federation=federation, method=method, rounds=EPOCHS, seed=seed, noise=noise, evaluate_every=EPOCHS
+    )
+    *_, last = Rehearsal(experiment).rounds()
+    return float(last.simulated["test_accuracy"])
+
+
+WORTH = [(1000, 50, 20), (1000, 50, 100), (9264, 926, 20), (9264, 926, 100), (60_000, 600, 20)]
+"""Records of a party, batch, passes over them."""
+
+
+def steps(epsilons: list[float]) -> None:
+    """Noise in the sum of a party's mean gradients, in units of a record's bound, at the same ε and steps."""
+    from modicum.core.facts import ClientFacts
+    from modicum.federation.correlate import noise_left
+    from modicum.mechanisms.record_local import RecordLocal
+
+    print("| records, batch, passes | ε | whole | Poisson | in turn, correlated |\n|---|---|---|---|---|")
+    for records, batch, passes in WORTH:
+        for epsilon in epsilons:
+            facts = ClientFacts("party", records, epsilon, passes)
+            drawn = RecordLocal(batch=batch)
+            mixed = drawn.correlate_steps(None, None, 0.0)
+            whole = RecordLocal(steps=mixed.total_steps(facts) // passes)
+            left = [noise_left(one, facts, 0.0) for one in (whole, drawn, mixed)]
+            print(f"| {records:,}, {batch}, {passes} | {epsilon:g} | {' | '.join(f'{n:.3g}' for n in left)} |")
+
+
+def records(epsilons: list[float], seeds: int, keep: Path) -> None:
+    """Batches in turn with correlated noise, Poisson batches, and all records in every step."""
+    ways = ("whole", "poisson", "correlated")
+    known = Kept(keep, play_records)
+    print(f"| ε | {' | '.join(ways)} | correlated over Poisson |\n|---|---|---|---|---|")
+    for epsilon in epsilons:
+        found = {}
+        for way in ways:
+            tried = {rate: known.play(epsilon, way, rate, APART) for rate in STEPS_LR}
+            rate = max(tried, key=lambda r: tried[r])
+            print(f"ε = {epsilon:g}, {way}: {tried} → {rate}", file=sys.stderr, flush=True)
+            found[way] = [known.play(epsilon, way, rate, seed) for seed in range(seeds)]
+        found["gain"] = [c - p for p, c in zip(found["poisson"], found["correlated"], strict=True)]
+        print(f"| {epsilon:g} | {' | '.join(_shown(values) for values in found.values())} |", flush=True)
+
+
+class Kept:
+    """Accuracies in a file, a line for each run."""
+
+    def __init__(self, path: Path, play: Callable[..., float]) -> None:
+        self._path, self._play = path, play
+        lines = path.read_text().splitlines() if path.exists() else []
+        self._found = {tuple(key): value for key, value in map(json.loads, lines)}
+
+    def play(self, *key: float | str | None) -> float:
+        """One run, played if it was not before."""
+        if key not in self._found:
+            self._found[key] = self._play(*key)
+            with self._path.open("a") as file:
+                file.write(json.dumps([key, self._found[key]]) + "\n")
+        return self._found[key]
 
 
 def _shown(values: list[float]) -> str:
@@ -182,21 +275,27 @@ def cost() -> None:
 
 
 def main() -> None:
-    """One of the four."""
+    """One of them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["errors", "picture", "accuracy", "cost"])
+    parser.add_argument("what", choices=["errors", "picture", "accuracy", "records", "steps", "cost"])
     parser.add_argument("--peer")
     parser.add_argument("--epsilon", type=float, nargs="+", default=[2.0, 8.0])
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--only", choices=["independent", "correlated"])
+    parser.add_argument("--keep", type=Path, default=Path("correlated.jsonl"))
     given = parser.parse_args()
     if given.what == "errors":
         errors(given.peer)
     elif given.what == "picture":
         picture()
+    elif given.what == "records":
+        records(given.epsilon, given.seeds, given.keep)
+    elif given.what == "steps":
+        steps(given.epsilon)
     elif given.what == "cost":
         cost()
     else:
-        accuracy(given.epsilon, given.seeds)
+        accuracy(given.epsilon, given.seeds, given.keep, given.only)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ OTHERS = {
     "printf",
     "python",
     "pip",
+    "ray",
     "sudo",
     "make",
     "cd",

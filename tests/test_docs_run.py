@@ -48,6 +48,7 @@ ELSEWHERE = {  # who runs it, or why nobody does
     ("verify", "runs/first"): "tests/test_quickstart.py follows the page",
     ("verify", "runs/first/server"): "tests/deploy/flower/test_deployment.py",
     ("verify", "runs/first/silos/state-client-00"): "tests/deploy/flower/test_deployment.py",
+    ("run", "examples/digits.toml", "--ray"): "tests/federation/test_cluster.py: Ray is an extra",
     ("run", "examples/digits.toml", "--track"): "tests/test_track.py: trackers are extras",
 }
 

@@ -2,6 +2,7 @@
 
 import zipfile
 import zlib
+from collections.abc import Sequence
 
 
 class UserError(ValueError):
@@ -23,6 +24,16 @@ class MissingExtraError(UserError, ImportError):
 
 class PrivacyWarning(UserWarning):
     """Something legal that weakens privacy or accuracy more than a user would expect."""
+
+
+class UntrainedWarning(UserWarning):
+    """A parameter that is to be trained is not: the loss does not reach it, or it is what it was after a step."""
+
+
+def listed(names: Sequence[str], most: int = 5) -> str:
+    """The first few names, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def counted(number: int, noun: str) -> str:

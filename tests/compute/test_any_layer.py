@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from modicum.compute import Flat, clipped_sum
-from modicum.compute.clipping import shared_weights
+from modicum.compute.clipping import gathered, shared_weights
 from modicum.compute.clipping.clipped_sum import SlowClippingWarning
 from modicum.compute.clipping.reference import reference_clipped_sum
 
@@ -158,3 +158,45 @@ def test_hugging_face_models_take_the_fast_path_as_they_are() -> None:
             found = clipped_sum(wrapped, losses, x, y, Flat(0.1))
         truth = reference_clipped_sum(wrapped, losses, x, y, Flat(0.1))
         torch.testing.assert_close(found.norms, truth.norms, rtol=1e-3, atol=1e-6)
+
+
+class Stacked(nn.Module):
+    """Several parameters of one shape, one that is alone with its own, and one that two calls use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.again = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.layers = nn.ModuleList(nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH)) for _ in range(3))
+        self.out = nn.Linear(WIDTH, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.words(x)
+        for layer in self.layers:
+            y = torch.relu_(self.again(layer(y)))  # in place on what a linear layer gives
+        found: Tensor = self.out(y.mean(1))
+        return found
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_small_gradients_may_be_measured_together(together: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As they are on a GPU: the same norms and sums, one record not finite, one of weight 0."""
+    torch.manual_seed(0)
+    model, x, y = Stacked(), torch.randint(WORDS, (6, LENGTH)), torch.arange(6) % 3
+    x[2, 1] = WORDS  # no such row: this record counts as zero
+    weights = torch.tensor([1.0, 0.0, 1.0, 0.5, 1.0, 1.0])
+    seen: list[str] = []
+
+    def on_gpu(_: Tensor) -> bool:
+        seen.append("asked")
+        return together
+
+    monkeypatch.setattr(gathered, "on_gpu", on_gpu)
+    found = clipped_sum(model, losses, x, y, Flat(0.3), weights=weights)
+    keep = torch.tensor([0, 1, 3, 4, 5])
+    truth = reference_clipped_sum(model, losses, x[keep], y[keep], Flat(0.3), weights=weights[keep])
+    assert seen
+    assert found.norms[2] == 0.0
+    torch.testing.assert_close(found.norms[keep], truth.norms)
+    assert list(found.total) == list(truth.total)
+    for name, total in truth.total.items():
+        torch.testing.assert_close(found.total[name], total)

@@ -43,6 +43,51 @@ if find_spec("triton") is not None:
         expected = torch.einsum("b,bpd->pd", weights.double(), truth)
         assert (found - expected).norm() <= 2e-3 * expected.norm()
 
+    def laid(how: str, t: Tensor) -> Tensor:
+        """The same numbers elsewhere in memory, with NaN between them."""
+        batch, places, width = t.shape
+        if how == "time first":
+            return t.transpose(0, 1).contiguous().transpose(0, 1)
+        if how == "places last":
+            return t.transpose(1, 2).contiguous().transpose(1, 2)
+        room = t.new_full((2 * batch, places + 3, 2 * width + 5), torch.nan)
+        inside = (
+            room[::2, 1 : 1 + places, 3 : 3 + 2 * width : 2] if how == "sparse" else room[:batch, 2:-1, :width]
+        )
+        return inside.copy_(t)
+
+    LAYOUTS = ["time first", "places last", "sparse", "packed"]
+
+    @pytest.mark.parametrize("how", LAYOUTS)
+    def test_numbers_may_lie_anywhere(how: str) -> None:
+        from modicum.compute.clipping.sequence_kernels import norm_gradients, square_norms, turned, weighted_runs
+
+        a, g = factors((3, 17, 65, 70), torch.float32)
+        weights = torch.rand(3, 4, device=DEVICE)[:, 2]  # one column of all parameters' factors
+        other = LAYOUTS[LAYOUTS.index(how) - 1]
+        one, two = laid(how, a), laid(other, g)
+        assert torch.equal(turned(one), a)
+        assert turned(one).stride(1) == 1
+        for mine, plain in (
+            (square_norms(one, two), square_norms(a, g)),
+            (weighted_runs(one, two, weights, 2), weighted_runs(a, g, weights.clone(), 2)),
+            (norm_gradients(one, laid(other, a), 1e-5), norm_gradients(a, a, 1e-5)),
+        ):
+            torch.testing.assert_close(mine, plain, rtol=1e-5, atol=1e-5)
+
+    @pytest.mark.parametrize("shape", [(1, 16, 64), (3, 33, 65), (2, 70, 130)])
+    def test_a_layer_norms_gradients_are_each_examples(shape: tuple[int, int, int]) -> None:
+        from modicum.compute.clipping.sequence_kernels import norm_gradients
+
+        torch.manual_seed(0)
+        a, g = 3 * torch.randn(shape, device=DEVICE) + 2, torch.randn(shape, device=DEVICE)
+        standard = nn.functional.layer_norm(a.double(), shape[2:], eps=1e-5)
+        of_weight, of_bias = norm_gradients(a, g, 1e-5)
+        torch.testing.assert_close(of_weight.double(), (g * standard).sum(1), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(of_bias.double(), g.double().sum(1), rtol=1e-4, atol=1e-4)
+        a[0] = torch.nan
+        assert torch.equal(norm_gradients(a, g, 1e-5)[0][1:], of_weight[1:])
+
     def off(a: Tensor, g: Tensor) -> float:
         """How far the norm of what is added for an example is from what was measured, relatively."""
         from modicum.compute.clipping.sequence_kernels import square_norms, weighted_runs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -108,6 +109,50 @@ def test_frames_and_npz_files_know_persons_too(tmp_path: Path) -> None:
     assert len(in_persons(from_frame(Frame(), person="who"), 2).train) == 3
     np.savez(tmp_path / "a.npz", x=np.ones((4, 2)), y=np.array([0, 1, 0, 1]), who=np.array([1, 1, 2, 2]))
     assert len(in_persons(from_npz_folder(tmp_path, person="who"), 2).train) == 2
+
+
+@pytest.mark.parametrize("gap", ["", " ", "NaN", "nan", "NULL", "?", "na"])
+def test_a_key_that_says_missing_is_nobodys(gap: str, tmp_path: Path) -> None:
+    """All rows without a key would be one person, and somebody known elsewhere would have a second slot."""
+    with pytest.raises(UserError, match="every record needs a value under 'patient_id'"):
+        table(tmp_path, TABLE + f"north,{gap},1,1\n")
+
+
+class NoValue:
+    """As pandas marks a gap: comparing it gives it back, and it is neither true nor false."""
+
+    def __ne__(self, other: object) -> NoValue:  # type: ignore[override]
+        return self
+
+    def __bool__(self) -> bool:
+        raise TypeError("boolean value of NA is ambiguous")
+
+
+def test_a_key_of_zero_is_a_key_and_a_gap_is_none() -> None:
+    frame = {"client": ["a"] * 4, "who": [0, 0, 1, 1], "x": [0.1, 0.2, 0.3, 0.4], "label": [0, 1, 0, 1]}
+    made = from_frame(Columns(frame), person="who")
+    assert len(in_persons(made, 2).train) == 2
+    frame["who"][3] = NoValue()
+    with pytest.raises(UserError, match="every record needs a value"):
+        from_frame(Columns(frame), person="who")
+
+
+class Columns:
+    """A frame of lists."""
+
+    def __init__(self, columns: dict[str, Any]) -> None:
+        self.column_names, self.all = list(columns), columns
+
+    def __getitem__(self, name: str) -> Column:
+        return Column(self.all[name])
+
+
+class Column:
+    def __init__(self, cells: list[Any]) -> None:
+        self.cells = cells
+
+    def to_list(self) -> list[Any]:
+        return self.cells
 
 
 def test_what_cannot_be_is_one_line(tmp_path: Path) -> None:

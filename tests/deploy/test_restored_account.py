@@ -9,6 +9,7 @@ import logging
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from modicum.deploy.silo.accounts import FILE
 from modicum.deploy.silo.signing import read_signing_key
 from modicum.deploy.silo.silo import Silo
 from modicum.deploy.silo.spec import read_spec
+from modicum.deploy.silo.terms import Join
 from modicum.deploy.silo.wire import Code
 from modicum.deploy.silo.witness import Statement, Witness
 from modicum.errors import UserError
@@ -137,6 +139,62 @@ def test_the_other_silo_refuses_where_the_server_forgot(tmp_path: Path, caplog: 
     ):
         play(tmp_path, 3)
     assert "the account of silo 'ward' is behind" in caplog.text
+
+
+@contextmanager
+def a_server_that_hides(how: str) -> Iterator[None]:
+    """It forgets on purpose, and does not pass on what the restored silo states, or spoils it."""
+
+    def hidden(join: Join) -> bytes:
+        spoilt = Statement("0" * 16, 99, "0" * 64, "00" * 64)
+        accounts = {name: one for name, one in join.accounts.items() if name != "ward"}
+        if how == "spoilt":
+            accounts["ward"] = spoilt
+        return encode(replace(join, accounts=accounts, heard={}))
+
+    encode = Join.encode
+    with pytest.MonkeyPatch.context() as changed:
+        changed.setattr(Join, "encode", hidden)
+        yield
+
+
+@pytest.mark.parametrize("how", ["left out", "spoilt"])
+def test_a_server_that_hides_a_statement_is_refused(
+    tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It once got another silo's signature under a run in which a restored account was spent again."""
+    three_runs_and_an_old_copy(tmp_path)
+    (tmp_path / "keys" / ACCOUNTS).unlink()
+    with a_server_that_hides(how), pytest.raises(UserError, match="'clinic' does not join: account-behind"):
+        play(tmp_path, 3)
+    assert "silo 'ward' has no account, and account" in caplog.text
+
+
+def test_negative_control_a_silo_that_takes_silence_for_consent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    three_runs_and_an_old_copy(tmp_path)
+    (tmp_path / "keys" / ACCOUNTS).unlink()
+    objection = Witness.objection
+    monkeypatch.setattr(
+        Witness, "objection", lambda w, n, s, *, new: objection(w, n, s, new=new) if s.id else None
+    )
+    with a_server_that_hides("left out"):
+        play(tmp_path, 3)
+    assert draws(tmp_path) == 2
+
+
+def test_what_is_stated_at_joining_is_remembered_at_once(tmp_path: Path) -> None:
+    """A server that never says FINISH leaves the other silos with what they heard when the next run began."""
+    play(tmp_path, 1)
+    with silos(tmp_path, 2) as held:
+        config, key = read(tmp_path / "experiment.toml"), key_of(tmp_path, "server")
+        run = Coordinator(config, NAMES, tmp_path / "run-2" / "server", Direct(held), key, Patience(1, 1, 1))
+        run.close()
+    (known,) = Witness(folder_of(tmp_path, "clinic") / FILE).heard("ward")
+    (tmp_path / "keys" / ACCOUNTS).unlink()
+    with DatasetAccount.open(folder_of(tmp_path), read_only=True) as account:
+        assert account.holds(known.entries, known.head)
 
 
 def test_nobody_who_remembers_and_the_backup_is_spent_twice(tmp_path: Path) -> None:

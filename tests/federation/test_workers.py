@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import signal
-from collections import deque
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
+import torch
+from torch import Tensor
 
 from modicum.aggregation import Mean
 from modicum.compute.client_batched.fused import FusedBackend
@@ -21,12 +24,14 @@ from modicum.core.setting import MethodSpec, Setting
 from modicum.errors import UserError
 from modicum.federation import workers
 from modicum.federation.experiment import Experiment
+from modicum.federation.processes import Processes
 from modicum.federation.simulation import Simulation
-from modicum.federation.worker import Bench, Results
+from modicum.federation.worker import Bench, Results, Seat, Task, Workshop, answer
 from modicum.federation.workers import Workers
 from modicum.mechanisms.record_local import RecordLocal
 from modicum.methods import Aqc, DpPfsd, DpSgd
 from modicum.policies import Fixed
+from modicum.privacy.events import Release
 from modicum.privacy.noise import CryptoNoise
 from modicum.privacy.verify import verify
 from tests.federation.golden import digests, play
@@ -49,17 +54,17 @@ def run(method: MethodSpec, count: int, **named: Any) -> Experiment:
 
 def kill_once(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The first worker that is given work dies over it, in the second round."""
-    killed, hand_out, rounds = list[int](), Workers._hand_out, set[int]()
+    killed, give, rounds = list[int](), Processes.give, set[int]()
 
-    def murderous(self: Workers, stacks: Sequence[Sequence[Job]], left: deque[int], turn: int) -> None:
-        hand_out(self, stacks, left, turn)
-        rounds.add(stacks[0][0].broadcast.round)
+    def murderous(self: Processes, task: Task) -> None:
+        give(self, task)
+        rounds.add(task.round)
         if len(rounds) > 1 and not killed:
-            victim = next(worker for worker in self._workers if worker.stack is not None)
+            victim = next(one for one in self._all if one.stack is not None)
             killed.append(victim.process.pid)
             os.kill(victim.process.pid, signal.SIGKILL)
 
-    monkeypatch.setattr(Workers, "_hand_out", murderous)
+    monkeypatch.setattr(Processes, "give", murderous)
     return killed
 
 
@@ -165,15 +170,135 @@ def test_what_cannot_be_handed_out_is_refused_before_anything_is_reserved(tmp_pa
         run(DpSgd(), 0)
 
 
+class Twice:
+    """Hands in this process. Whoever has stack 0 of the second round keeps everybody waiting; when it is given to
+    another one, both answer, and the second answer has other bits: such as nobody can read."""
+
+    made: ClassVar[list[Twice]] = []
+
+    def __init__(self, workshop: Workshop, count: int, device: str) -> None:
+        self.workshop, self.count = workshop, count
+        self._bench, self._model = Bench(workshop, Seat(device, 1.0)), workshop.first
+        self._given, self.twice = list[Task](), 0
+        self.made.append(self)
+
+    def begin(self, model: Tensor) -> None:
+        self._model = model
+
+    def give(self, task: Task) -> None:
+        self._given.append(task)
+
+    def wait(self, seconds: float) -> Sequence[tuple[int, bytes | None]]:
+        slow = [task for task in self._given if self.count > 1 and (task.round, task.number) == (1, 0)]
+        quick = [task for task in self._given if task not in slow]
+        if quick:
+            self._given = [task for task in self._given if task is not quick[0]]
+            return [(quick[0].number, answer(self._bench, quick[0], self._model))]
+        if len(slow) < 2:
+            time.sleep(min(seconds, 0.01))
+            return []
+        self.twice += 1
+        self._given = []
+        return [(0, answer(self._bench, slow[1], self._model)), (0, b"other bits")]
+
+    def drop(self) -> None:
+        self._given = []
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "LATE", 0.2)
+    monkeypatch.setattr(workers, "SLOW", 0.0)
+
+
+@pytest.fixture
+def answered_twice(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    monkeypatch.setattr(workers, "Processes", Twice)
+    monkeypatch.setattr(Twice, "made", [])
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.usefixtures("impatient", "answered_twice")
+def test_clients_that_are_answered_twice_are_one_release(tmp_path: Path) -> None:
+    """The first answer counts; the second is dropped before anybody reads it, though its bits differ."""
+    once = digests(play(run(PERSONAL, 1), tmp_path / "once"))  # one at a time: nobody is free to be given it too
+    assert digests(play(run(PERSONAL, 8), tmp_path / "twice")) == once
+    assert [hands.twice for hands in Twice.made] == [0, 1]
+
+
+@pytest.mark.usefixtures("impatient", "answered_twice")
+def test_a_driver_that_reads_a_second_answer_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def reads_all(self: Workers, out: workers.Out, turn: int) -> None:
+        for number, blob in self._hands.wait(0.1 * (turn >= 0)):
+            assert blob is not None
+            out.copies[number] -= 1
+            out.answered.add(number)
+            out.done[number] = workers._read(blob, self._device)
+
+    monkeypatch.setattr(Workers, "_collect", reads_all)
+    monkeypatch.setattr(Workers, "_limit", 0.1)
+    with pytest.raises(pickle.UnpicklingError):
+        play(run(PERSONAL, 8), tmp_path / "run")
+
+
+def stop_once(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The first worker that is given work in the second round stands still until its stack is given to another."""
+    stopped, give, had = list[int](), Processes.give, set[tuple[int, int]]()
+
+    def halting(self: Processes, task: Task) -> None:
+        give(self, task)
+        if (task.round, task.number) in had and len(stopped) == 1:
+            stopped.append(stopped[0])
+            os.kill(stopped[0], signal.SIGCONT)
+        had.add((task.round, task.number))
+        if task.round == 1 and not stopped:
+            stopped.append(next(one.process.pid for one in self._all if one.stack == task.number))
+            os.kill(stopped[0], signal.SIGSTOP)
+
+    monkeypatch.setattr(Processes, "give", halting)
+    return stopped
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("real", [False, True])
+def test_a_worker_that_stands_still_costs_its_part_of_a_round(
+    real: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With real noise both who compute the stack draw their own: one of the two is settled."""
+    noise = CryptoNoise() if real else None
+    whole, model = ended(Simulation(run(DpSgd(), 1), tmp_path / "whole", noise=noise))
+    stopped = stop_once(monkeypatch)
+    charges, theirs = ended(Simulation(run(DpSgd(), 2), tmp_path / "run", noise=noise))
+    assert len(stopped) == 2
+    assert len(set(charges)) == len(charges) == len(whole)
+    assert real or torch.equal(model, theirs)
+
+
+def ended(sim: Simulation) -> tuple[list[Release], Tensor]:
+    """What is left of a run whose clients all answered and were all settled."""
+    try:
+        assert [record.answered for record in sim.rounds()] == [CLIENTS] * 3
+        assert sim.ledger.unsettled() == []
+        return list(sim.ledger.charges()), sim.model
+    finally:
+        sim.close()
+
+
 def test_an_engine_judges_itself_by_rows_that_nobody_has(tmp_path: Path) -> None:
     """Whatever stack a worker sees first: its engine was proven before, the same in every process."""
     sim = Simulation(run(PERSONAL, 1), tmp_path / "run")
     sim.close()
     assert sim._workers is not None
-    shop = sim._workers._workshop
-    bench = Bench(shop, "cpu")
+    shop = sim._workers._hands.workshop
+    bench = Bench(shop, Seat("cpu", 1.0))
     assert isinstance(bench.kit.backend, FusedBackend)
     assert {kind for kind, _ in bench.kit.backend._proven} == {"gradients", "clipped sums"}
-    untried = Bench(replace(shop, made_up=None), "cpu")
+    untried = Bench(replace(shop, made_up=None), Seat("cpu", 1.0))
     assert isinstance(untried.kit.backend, FusedBackend)
     assert untried.kit.backend._proven == {}

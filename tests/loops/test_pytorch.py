@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import shutil
+import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from scipy.linalg import toeplitz
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, TensorDataset
@@ -17,15 +21,18 @@ import modicum as mo
 from modicum.compute import Clipper
 from modicum.core.clips import Flat
 from modicum.core.layout import Layout
-from modicum.core.release_gate import ReservedGate
-from modicum.errors import PrivacyWarning, UserError
+from modicum.core.release_gate import ReservedGate, rows_of
+from modicum.errors import PrivacyWarning, UntrainedWarning, UserError
+from modicum.loops import private as own_loop
 from modicum.loops import pytorch
-from modicum.loops.pytorch import OwnBatch, Private, privately
+from modicum.loops.private import OwnBatch, Private
+from modicum.loops.pytorch import privately
 from modicum.loops.rehearsal import Rehearsal
 from modicum.mechanisms.passes import laid_out
 from modicum.mechanisms.record_local import GRADIENT
+from modicum.privacy.factors import IDENTITY
 from modicum.privacy.ledger import Ledger
-from modicum.privacy.noise import SimulatedNoise
+from modicum.privacy.noise import NoiseKey, SimulatedNoise
 from modicum.privacy.verify import verify
 
 N, WIDTH, CLASSES = 120, 6, 3
@@ -110,7 +117,7 @@ def test_a_step_is_the_engines_own(tmp_path: Path) -> None:
     ).total
     summed = Layout.of(model).flatten(total).double()
     noise = SimulatedNoise(3).normal(
-        pytorch.NoiseKey("records", 0, 0, f"noise:{GRADIENT}"), len(summed), release.blocks[0].noise_std
+        NoiseKey("records", 0, 0, f"noise:{GRADIENT}"), len(summed), release.blocks[0].noise_std
     )
     assert moved is not None
     torch.testing.assert_close(moved, ((summed + torch.from_numpy(noise)) / 24).float(), rtol=1e-5, atol=1e-6)
@@ -571,3 +578,185 @@ def test_an_adjacency_that_is_none_is_one_line(tmp_path: Path) -> None:
             adjacency="both",
             folder=tmp_path / "own",
         )
+
+
+def mixed(where: Path, **changes: Any) -> Private:
+    """Five batches in turn, each record in four of twenty steps."""
+    return prepared(where, **{"noise": mo.Noise("correlated"), "epochs": 4, **changes})
+
+
+def test_correlated_noise_is_one_gaussian_for_the_whole_loop(tmp_path: Path) -> None:
+    private = mixed(tmp_path)
+    assert play(private) == private.steps == 20
+    assert private.sample_rate == 1 / 5
+    found = verify(tmp_path / "run")
+    assert found.matches
+    line = private.certificate.clients["records"]
+    assert line.correlated is not None
+    said = line.correlated[GRADIENT]
+    assert (said["separation"], said["participations"]) == (5, 4)
+    assert 2.9 < line.epsilon <= 3.0
+    assert not (tmp_path / "run" / "noise.key").exists()
+
+
+@pytest.mark.parametrize("noise", [mo.Noise("correlated", bands=3), mo.Noise("correlated", factor="blt")])
+def test_rows_of_a_loop_are_the_factor_s_inverse_times_fresh_ones(tmp_path: Path, noise: mo.Noise) -> None:
+    """Gradients that are next to nothing leave the noise alone: C times what was written are independent rows."""
+    model = nn.Linear(WIDTH, 1, bias=False)
+    moved, before = [], Layout.of(model).read(model).clone()
+    optimiser = torch.optim.SGD(model.parameters(), lr=1.0)
+    private = privately(
+        model, optimiser, records(), epsilon=3, epochs=4, batch=24, noise=noise, seed=3, folder=tmp_path / "run"
+    )
+    for batch in private:
+        if private.step((model(batch.x) * 1e-6).sum(1)):
+            after = Layout.of(model).read(model).clone()
+            moved.append(((before - after) * 24 / private.noise_multiplier).numpy())
+            before = after
+    with Ledger.open(tmp_path / "run" / "ledger.sqlite", read_only=True) as ledger:
+        terms = ledger.plans["records"].correlation(GRADIENT)
+    assert terms is not None
+    assert max(terms.factor.column(20)[1:]) > 0.1
+    fresh = np.tril(toeplitz(terms.factor.column(20))) @ np.stack(moved)
+    drawn = rows_of(SimulatedNoise(3), "records", replace(terms, factor=IDENTITY))
+    like = torch.zeros(WIDTH, dtype=torch.float64)
+    assert fresh == pytest.approx(np.stack([drawn.row(GRADIENT, t, like).numpy() for t in range(20)]), abs=1e-4)
+
+
+def test_batches_come_in_turn_and_have_one_shape(tmp_path: Path) -> None:
+    x, y = torch.arange(53.0)[:, None], torch.zeros(53)
+    model = nn.Linear(1, 1)
+    private = privately(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.0),
+        (x, y),
+        epsilon=3,
+        epochs=3,
+        batch=10,
+        noise=mo.Noise("correlated"),
+        folder=tmp_path / "run",
+    )
+    seen = []
+    for batch in private:
+        assert batch.x.shape == (11, 1)
+        private.step((model(batch.x) * 1e-6).sum(1))
+        if not batch.rehearsal:
+            seen.append(batch.x[batch.present, 0].int().tolist())
+    assert seen[:5] == seen[5:10] == seen[10:]
+    assert sorted(number for batch in seen[:5] for number in batch) == list(range(53))
+
+
+@pytest.mark.parametrize("physical", [None, 7])
+@pytest.mark.parametrize("cut", [1, 6, 13])
+def test_a_cut_loop_has_the_same_correlated_rows(
+    tmp_path: Path, cut: int, physical: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Noise is real. New rows in place of the old ones would be another step, which digests refuse."""
+    with pytest.raises(KeyboardInterrupt):
+        play(mixed(tmp_path, physical_batch=physical), until=cut)
+    (tmp_path / "copy").mkdir()
+    shutil.copytree(tmp_path / "run", tmp_path / "copy" / "run")
+    monkeypatch.setattr(pytorch, "refuse_copy", lambda *_, **__: None)
+    results = []
+    for folder in (tmp_path, tmp_path / "copy"):
+        private = mixed(folder, physical_batch=physical, resume=True)
+        play(private)
+        results.append(weights(private))
+        assert verify(folder / "run").matches
+        assert not (folder / "run" / "noise.key").exists()
+    assert torch.equal(*results)
+
+
+def test_negative_control_rows_of_another_key_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        play(mixed(tmp_path), until=3)
+    (tmp_path / "run" / "noise.key").write_bytes(b"another key of thirty-two bytes.")
+    with pytest.raises(UserError, match="not the one that was taken before"):
+        play(mixed(tmp_path, resume=True))
+
+
+def test_it_leaves_less_noise_than_poisson_batches(tmp_path: Path) -> None:
+    """What is written by gradients next to nothing, summed over the loop, over six seeds."""
+    ends = {}
+    for name, noise in {"independent": None, "correlated": mo.Noise("correlated")}.items():
+        ends[name] = []
+        for seed in range(6):
+            model = nn.Linear(40, 1, bias=False)
+            nn.init.zeros_(model.weight)
+            x, y = torch.randn(200, 40), torch.zeros(200)
+            private = privately(
+                model,
+                torch.optim.SGD(model.parameters(), lr=1.0),
+                (x, y),
+                epsilon=8,
+                epochs=8,
+                batch=20,
+                noise=noise,
+                seed=seed,
+                folder=tmp_path / f"{name}{seed}",
+            )
+            for batch in private:
+                private.step((model(batch.x) * 1e-6).sum(1))
+            ends[name].append(model.weight.detach().square().mean().item())
+    assert sum(ends["correlated"]) < 0.8 * sum(ends["independent"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"batch": None}, "every record is in every step"),
+        ({"noise": mo.Noise("integer")}, "integers are for deployments"),
+        ({"noise": mo.Noise("correlated", bands=9, factor="blt")}, "bands"),
+    ],
+)
+def test_noise_that_cannot_be_is_refused_with_its_reason(
+    tmp_path: Path, changes: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(UserError, match=why):
+        mixed(tmp_path, **changes)
+
+
+def in_groups(where: Path, model: nn.Module, *rates: float) -> Private:
+    groups = [{"params": layer.parameters(), "lr": rate} for layer, rate in zip(model, rates, strict=False)]  # type: ignore[call-overload]
+    return privately(
+        model, torch.optim.SGD(groups, lr=0.5), records(), epsilon=3, epochs=2, batch=24, folder=where / "run"
+    )
+
+
+def test_parameters_that_the_first_step_leaves_alone_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the model alone, after its noise: nobody's gradient is asked."""
+
+    def layers() -> nn.Module:
+        torch.manual_seed(1)
+        return nn.Sequential(nn.Linear(WIDTH, 8), nn.Linear(8, CLASSES))
+
+    with pytest.warns(UntrainedWarning, match=r"after step 1, 1\.weight, 1\.bias of the model are what") as said:
+        play(in_groups(tmp_path / "one", layers(), 0.5, 0.0))
+    assert len(said) == 1
+    with pytest.warns(UntrainedWarning, match=r"after step 5, 0\.weight, .* 1\.bias of the model"):
+        play(in_groups(tmp_path / "none", layers(), 0.0, 0.0))  # the rate might have risen until then
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UntrainedWarning)
+        play(in_groups(tmp_path / "all", layers(), 0.5, 0.5))
+        monkeypatch.setattr(own_loop, "name_unchanged", lambda *_: None)  # negative control
+        play(in_groups(tmp_path / "silent", layers(), 0.5, 0.0))
+
+
+class Spare(nn.Module):
+    """A layer that its outputs know nothing of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.spare = nn.Linear(WIDTH, CLASSES), nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.used(x)
+        return found
+
+
+def test_parameters_that_no_loss_reaches_are_named_in_the_rehearsal(tmp_path: Path) -> None:
+    private = prepared(tmp_path, Spare())
+    with pytest.warns(UntrainedWarning, match=r"loss of Spare does not reach spare\.weight, spare\.bias: noise"):
+        play(private)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+import modicum as mo
 from modicum.cli.app import app
 from modicum.config import experiment, read, to_toml
 from modicum.core.statistics import ASKED, Questions
@@ -20,9 +23,11 @@ from modicum.federation.run_folder import RunFolder
 from modicum.federation.setup import set_up
 from modicum.preparing.look import finish, look
 from modicum.privacy.certificate import Certificate
-from modicum.privacy.lifetime import DrawRefused
+from modicum.privacy.lifetime import DrawRefused, Filter
 from modicum.privacy.lifetime.account import DatasetAccount
+from modicum.privacy.lifetime.planning import lifetime_for
 from modicum.privacy.noise import SimulatedNoise
+from modicum.privacy.spec import Unit
 from modicum.privacy.verify import verify
 from modicum.runs import carry_out
 
@@ -50,7 +55,6 @@ view = "{view}"
 rounds = 3
 secure_aggregation = "{masks}"
 """
-PERSONS = ("--set", "data.person=pain", "--set", "data.rows_per_person=2", "--set", "privacy.unit=person")
 SITES, EACH = ("north", "south", "west"), 200
 
 
@@ -201,8 +205,9 @@ def test_a_sampled_training_needs_a_plan_from_before_the_look(tmp_path: Path) ->
 def test_another_promise_is_refused(taken: tuple[Path, Look]) -> None:
     folder, _ = taken
     other = ['method.view="server-sees-messages"', 'run.secure_aggregation="ideal"']
-    with pytest.raises(UserError, match="give both the same"):
-        set_up(experiment(read(folder / "e.toml", other)), SimulatedNoise(0))
+    for changed in (other, ['privacy.adjacency="replace-one"']):
+        with pytest.raises(UserError, match="give both the same"):
+            set_up(experiment(read(folder / "e.toml", changed)), SimulatedNoise(0))
 
 
 def test_a_budget_under_the_looks_price_is_one_line(taken: tuple[Path, Look]) -> None:
@@ -248,7 +253,6 @@ def test_a_look_that_claims_nothing_has_no_errors(tmp_path: Path) -> None:
         (("--epsilon", 1, "--bins", 2), "3 categories"),
         (("--epsilon", 1, "--of", ","), "names nothing"),
         (("--epsilon", 1, "--statistics", ""), "names nothing"),
-        (("--epsilon", 1, *PERSONS), "this training persons"),
     ],
 )
 def test_bad_input_is_one_line_and_leaves_nothing(tmp_path: Path, words: tuple[Any, ...], said: str) -> None:
@@ -267,3 +271,191 @@ def test_a_look_draws_on_the_files_account(tmp_path: Path) -> None:
         assert set(kept.draws) == {first.run}
     with pytest.raises(DrawRefused):
         look(file, 3.8, folder=tmp_path / "second", seed=1)
+
+
+def people(folder: Path, many: int, **how: Any) -> Path:
+    """The same table, whose rows are visits: the first patient of each site has `many`, the others two each."""
+    file = write(folder, **how)
+    head, *lines = (folder / "table.csv").read_text().splitlines()
+    told, seen = [f"patient,{head}"], dict.fromkeys(SITES, 0)
+    for line in lines:
+        site = line.partition(",")[0]
+        number = max(0, (seen[site] - many) // 2 + 1)
+        told.append(f"{site}-{number},{line}")
+        seen[site] += 1
+    (folder / "table.csv").write_text("\n".join(told))
+    text = file.read_text().replace("[data]", '[data]\nperson = "patient"\nrows_per_person = 2')
+    file.write_text(text.replace("[privacy]", '[privacy]\nunit = "person"'))
+    return file
+
+
+def test_a_look_and_its_training_hide_persons(tmp_path: Path) -> None:
+    file = people(tmp_path, 2, uses='standardise = "l"')
+    found = look(file, 2.0, folder=tmp_path / "l")
+    assert found.spec.unit is Unit.PERSON
+    assert found.sizes == dict.fromkeys(SITES, EACH // 2 * 9 // 10)  # a tenth of the persons is held out
+    assert sum(one.value for one in found.classes) == pytest.approx(found.records)
+    age = found.column("age")
+    assert age is not None
+    assert age.mean is not None
+    assert abs(age.mean.value - 60) < 4 * age.mean.error + 1
+    line = train(file, tmp_path / "training").clients["north"]
+    assert line.before == {f"look:{found.run}": pytest.approx(2.0, abs=1e-3)}
+    assert line.spec.unit is Unit.PERSON
+    assert verify(tmp_path / "training").matches
+    assert "persons" in (tmp_path / "l" / "report.html").read_text()
+
+
+def test_a_look_of_records_is_no_look_of_persons(tmp_path: Path) -> None:
+    """Each visit was hidden alone: a patient with a hundred of them moved its figures a hundred times as far."""
+    file = people(tmp_path, 2, uses='standardise = "l"')
+    plain = tmp_path / "plain.toml"
+    rows = file.read_text().replace('unit = "person"', "").replace('person = "patient"\nrows_per_person = 2', "")
+    plain.write_text(rows.replace('standardise = "l"', ""))
+    look(plain, 1.0, of=["age"], folder=tmp_path / "l")
+    with pytest.raises(UserError, match="promises for a record"):
+        set_up(experiment(read(file)), SimulatedNoise(0))
+
+
+def test_surplus_rows_move_no_figure(tmp_path: Path) -> None:
+    """A patient's third and later visits are left out, whatever stands in them."""
+    told = []
+    for name, age in (("one", "20"), ("two", "90")):
+        folder = tmp_path / name
+        folder.mkdir()
+        file = people(folder, 12, sums=False)
+        lines = (folder / "table.csv").read_text().splitlines()
+        head, first = lines[0], [i for i, line in enumerate(lines) if line.startswith("north-0,")]
+        for i in first[2:]:
+            cells = lines[i].split(",")
+            cells[head.split(",").index("age")] = age
+            lines[i] = ",".join(cells)
+        assert len(first) == 12
+        (folder / "table.csv").write_text("\n".join(lines))
+        told.append(look(file, float("inf"), folder=folder / "l").columns)
+    assert told[0] == told[1]
+
+
+@pytest.mark.parametrize("sums", [True, False])
+def test_a_look_under_workers_is_the_same(sums: bool, tmp_path: Path) -> None:
+    told = []
+    for workers in (1, 2):
+        folder = tmp_path / str(workers)
+        folder.mkdir()
+        file = write(folder, sums=sums)
+        found = look(file, 1.0, options=[f"run.workers={workers}"], folder=folder / "l")
+        told.append((found.classes, found.columns))
+    assert told[0] == told[1]
+
+
+def cheaper(told: dict[str, Any]) -> None:
+    told["releases"]["north"][0]["noise_multiplier"] *= 100
+
+
+def free(told: dict[str, Any]) -> None:
+    told["releases"]["north"] = []
+
+
+def weaker(told: dict[str, Any]) -> None:
+    told["spec"]["delta"] *= 10
+
+
+def renamed(told: dict[str, Any]) -> None:
+    told["run"] = "0" * 16
+
+
+@pytest.mark.parametrize("edit", [cheaper, free, weaker, renamed])
+def test_a_look_whose_price_was_edited_is_refused(edit: Any, taken: tuple[Path, Look], tmp_path: Path) -> None:
+    folder, _ = taken
+    shutil.copytree(folder, tmp_path / "copy")
+    file = tmp_path / "copy" / "first" / "look.json"
+    told = json.loads(file.read_text())
+    edit(told)
+    file.write_text(json.dumps(told))
+    with pytest.raises(UserError, match="another price, than its ledger"):
+        train(tmp_path / "copy" / "e.toml", tmp_path / "training")
+    finish(tmp_path / "copy" / "first")  # what the page of the error says to do
+    train(tmp_path / "copy" / "e.toml", tmp_path / "again")
+
+
+def test_without_the_check_an_edited_price_would_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The certificate would state a total under which the look was nearly free, and verify would agree with it."""
+    file = write(tmp_path, 'standardise = "l"', sums=False)
+    look(file, 2.0, folder=tmp_path / "l")
+    told = json.loads((tmp_path / "l" / "look.json").read_text())
+    for name in SITES:
+        told["releases"][name][0]["noise_multiplier"] *= 100
+    (tmp_path / "l" / "look.json").write_text(json.dumps(told))
+    with pytest.raises(UserError, match="another price, than its ledger"):
+        train(file, tmp_path / "refused")
+    monkeypatch.setattr("modicum.federation.simulation.check_paid", lambda _: None)
+    line = train(file, tmp_path / "training").clients["north"]
+    assert max(line.before.values()) < 0.05
+    assert verify(tmp_path / "training").matches
+
+
+def test_a_look_without_its_ledger_is_no_look(taken: tuple[Path, Look], tmp_path: Path) -> None:
+    folder, _ = taken
+    for name in ("e.toml", "table.csv"):
+        shutil.copy(folder / name, tmp_path / name)
+    shutil.copy(folder / "first" / "look.json", tmp_path / "first")
+    with pytest.raises(UserError, match="name the whole folder"):
+        train(tmp_path / "e.toml", tmp_path / "training")
+
+
+def test_in_python_a_look_is_within_the_budgets(tmp_path: Path) -> None:
+    file = write(tmp_path, sums=False)
+    found = look(file, 2.0, folder=tmp_path / "l")
+    columns = found.refined(read(file).data.columns, "standardise")
+    table = mo.from_csv(tmp_path / "table.csv", client="site", label="ill", classes=2, columns=columns)
+    told = []
+    for given in (found, tmp_path / "l"):
+        place = tmp_path / str(len(told))
+        data = mo.federate(table, test=0.1)
+        run = mo.train(data, budgets=3.0, method="dp-sgd", rounds=2, looks=[given], folder=place)
+        line = run.certificate.clients["north"]
+        assert line.before == {f"look:{found.run}": pytest.approx(2.0, abs=1e-3)}
+        assert 2.9 < line.epsilon <= 3.0
+        assert "looks = " in (place / "config.toml").read_text()
+        assert verify(place).matches
+        told.append(line)
+    assert told[0] == told[1]
+    sums = mo.methods.DpSgd(view="secure-aggregation")
+    with pytest.raises(UserError, match="give both the same"):
+        mo.train(mo.federate(table), budgets=3.0, method=sums, looks=[found], folder=tmp_path / "sums")
+
+
+def test_in_python_no_sampled_training_follows_a_look(tmp_path: Path) -> None:
+    """Whatever a caller says was planned before."""
+    found = look(write(tmp_path, sums=False), 1.0, folder=tmp_path / "l")
+    columns = read(tmp_path / "e.toml", looks=False).data.columns
+    table = mo.from_csv(tmp_path / "table.csv", client="site", label="ill", classes=2, columns=columns)
+    said = replace(found, planned_before=True)
+    with pytest.raises(UnsoundError, match="draws its records at random"):
+        mo.train(
+            mo.federate(table, test=0.1),
+            budgets=3.0,
+            method=mo.methods.DpSgd(batch=20),
+            looks=[said],
+            folder=tmp_path / "r",
+        )
+
+
+def test_an_account_that_a_look_opens_fits_the_training_that_samples(tmp_path: Path) -> None:
+    """Opened for the look alone it would charge the training as if nothing were sampled: many times the grant."""
+    account = f'[account]\nbudget = 4.0\nfolder = "{tmp_path / "account"}"\n'
+    file = write(tmp_path, 'standardise = "first"', method="batch = 20", more=account, sums=False)
+    look(file, 0.5, folder=tmp_path / "first")
+    config = read(file)
+    plan = set_up(experiment(config), SimulatedNoise(0)).plans["north"]
+    with DatasetAccount.open(tmp_path / "account", read_only=True) as kept:
+        opened, (drawn,) = kept.lifetime, kept.draws.values()
+    assert opened.filter is Filter.RDP
+    assert drawn.cost + opened.price(plan) < opened.cap
+    alone = lifetime_for(4.0, 1e-5, [drawn.plan])
+    assert alone.filter is Filter.GDP
+    assert alone.price(plan) > alone.cap
+    whole = write(tmp_path, more=account.replace('/account"', '/whole"'), sums=False)
+    look(whole, 0.5, folder=tmp_path / "second")
+    with DatasetAccount.open(tmp_path / "whole", read_only=True) as kept:
+        assert kept.lifetime.filter is Filter.GDP

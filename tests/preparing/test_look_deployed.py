@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from modicum.preparing.look import finish
 from modicum.privacy.certificate import Certificate
 from modicum.privacy.ledger import Ledger
 from modicum.privacy.plan import PrivacyPlan
+from modicum.privacy.spec import Unit
 from modicum.privacy.verify import verify
 from tests.federation.test_carriers import NAMES, Direct, agreed, key_of, public_text, silo
 
@@ -51,7 +53,10 @@ simulation = true
 def config(folder: Path, method: str, budget: float, rounds: int, use: str = "") -> Config:
     draw = np.random.default_rng(3)
     lines = [f"{site},{draw.normal(60, 8):.2f},{int(draw.random() < 0.4)}" for site in NAMES for _ in range(300)]
-    (folder / "table.csv").write_text("\n".join(["site,age,ill", *lines]))
+    if "patient" in TEXT:
+        lines = [f"{line},{line.partition(',')[0]}-{i // 3}" for i, line in enumerate(lines)]
+    head = "site,age,ill,patient" if "patient" in TEXT else "site,age,ill"
+    (folder / "table.csv").write_text("\n".join([head, *lines]))
     file = folder / f"{method}.toml"
     file.write_text(TEXT.format(use=use, budget=budget, method=method, rounds=rounds))
     made = read(file)
@@ -90,6 +95,26 @@ def test_a_look_and_its_training_over_silos(tmp_path: Path) -> None:
         assert all(one.before == {f"look:{found.run}": pytest.approx(2.0, abs=1e-2)} for one in line.values())
         assert all(one.epsilon <= 3.0 for one in line.values())
         assert verify(folder).matches
+
+
+def test_a_look_over_silos_hides_persons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each visit of a patient moves the figures by a part of what the patient does: together by one bound."""
+    monkeypatch.setattr(sys.modules[__name__], "TEXT", of_persons(TEXT))
+    place = play(tmp_path, config(tmp_path, "look", 2.0, 1))
+    found = finish(place / "server")
+    assert found.spec.unit is Unit.PERSON
+    assert set(found.sizes.values()) == {100}  # of three visits each
+    for folder in (place / "server", *(place / f"silo-{name}" for name in NAMES)):
+        assert {str(c.spec.unit) for c in verify(folder).clients} == {"person"}
+        assert verify(folder).matches
+    (tmp_path / "look.json").write_bytes((place / "server" / "look.json").read_bytes())
+    trained = play(tmp_path, config(tmp_path, "dp-sgd", 3.0, 2, 'standardise = "look.json"'))
+    assert verify(trained / "server").matches
+
+
+def of_persons(text: str) -> str:
+    text = text.replace("[data.columns]", 'person = "patient"\nrows_per_person = 2\n[data.columns]')
+    return text.replace("[privacy]", '[privacy]\nunit = "person"')
 
 
 def test_a_silo_with_other_figures_does_not_take_part(tmp_path: Path) -> None:

@@ -96,6 +96,9 @@ def test_the_number_of_trials_follows_from_no_score(tmp_path: Path, monkeypatch:
     assert (tmp_path / "w-curator" / "journal.json").read_bytes() == journal
     with pytest.raises(UserError, match="holds another search"):
         tune(write(tmp_path), GRID, 5.0, folder=tmp_path / "w", seed=5)
+    # Trials that were played stay as they are: other plans would be certified than were followed.
+    with pytest.raises(UserError, match="holds another search"):
+        tune(write(tmp_path), GRID, 6.0, folder=tmp_path / "w", seed=5, options=["run.evaluate_every=1"])
 
 
 def test_no_trial_at_all_is_an_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,6 +144,7 @@ def test_on_stand_ins_nothing_is_paid_for_the_choice(tmp_path: Path) -> None:
         (("--grid", GRID[0], "--epsilon", 3, "--mean", "nan"), "mean"),
         (("--grid", GRID[0], "--epsilon", 0.01), "cannot be met"),
         (("--grid", GRID[0], "--epsilon", 3, "--set", "run.metrics=[]"), "declare one"),
+        (("--grid", GRID[0], "--epsilon", 3, "--set", "run.rounds=2"), "a model that nobody has trained"),
     ],
 )
 def test_bad_input_is_one_line(tmp_path: Path, words: tuple[Any, ...], said: str) -> None:

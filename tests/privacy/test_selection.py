@@ -192,6 +192,8 @@ def test_the_certificate_is_recomputed(tmp_path: Path, way: str) -> None:
     value = choice(way).to_dict()
     (tmp_path / FILE).write_text(json.dumps(value))
     assert verify(tmp_path).matches
+    seen = "see every message" in verify(tmp_path).clients[0].adversary
+    assert seen == (way == "split")  # whoever sees the trials of a hidden search is promised nothing
     assert Choice.read(tmp_path) == choice(way)
     lower = {**value, "epsilon": {"a": value["epsilon"]["a"] * 0.9}}
     for forged in (replace(choice(way), epsilon=lower["epsilon"]), replace(choice(way), winner={"method.lr": 3})):

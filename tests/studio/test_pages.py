@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -320,3 +321,24 @@ def test_a_look_is_shown_with_its_run_and_no_link_is_followed(client: Client, ru
     place.symlink_to(tmp_path / "elsewhere.json")
     assert "look" not in client.get(f"api/run?id={id}")
     place.unlink()
+
+
+def test_a_search_is_shown_without_what_only_its_curator_may_see(client: Client, runs: Path) -> None:
+    choice = {
+        "simulation": True,
+        "settings": [{"method.lr": 1}, {"method.lr": 4}],
+        "epsilon": {"a": 2.5, "b": 2.9},
+        "winner": {"method.lr": 4},
+    }
+    (runs / "best").mkdir()
+    (runs / "best" / "selection.json").write_text(json.dumps(choice))
+    shutil.copytree(runs / "two" / "a", runs / "best-curator" / "trial-0000")
+    rows = {row["name"]: row for row in client.get("api/runs")["runs"]}
+    assert "best" in rows
+    assert not any("curator" in name for name in rows)
+    assert (rows["best"]["epsilon"], rows["best"]["clients"], rows["best"]["state"]) == (2.9, 2, "finished")
+    shown = client.get(f"api/run?id={rows['best']['id']}")
+    assert shown["choice"] == choice
+    assert shown["points"] == []
+    (runs / "best-curator").rename(runs / "best-split")  # under a name that is nobody's secret they are runs
+    assert any("best-split" in row["name"] for row in client.get("api/runs")["runs"])

@@ -25,7 +25,7 @@ WISHES = (
     ("rounds in TensorBoard and MLflow", ("tensorboard", "mlflow"), "track"),
     ("models and tokenizers of Hugging Face", ("transformers", "tokenizers"), "text"),
     ("FedMAP with a pretrained encoder", ("transformers",), "metanet"),
-    ("comparisons on a Ray cluster", ("ray",), "ray"),
+    ("runs and comparisons on a Ray cluster", ("ray",), "ray"),
 )
 LIBRARIES = ("torch", "numpy", "scipy", "flwr", "dp-accounting", "cryptography")
 

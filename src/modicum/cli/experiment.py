@@ -34,6 +34,9 @@ def run(
     ),
     transcript: bool = typer.Option(False, "--transcript", help="Short for --set run.transcript=true."),
     workers: int | None = typer.Option(None, "--workers", help="Short for --set run.workers=N."),
+    ray: str | None = typer.Option(
+        None, "--ray", help='Short for --set run.ray=ADDRESS: a Ray cluster computes clients, or "local".'
+    ),
     until: int | None = typer.Option(
         None, "--until", help="Pause after so many of the planned rounds; --resume goes on at no further cost."
     ),
@@ -50,6 +53,8 @@ def run(
         options = [*options, "run.transcript=true"]
     if workers is not None:
         options = [*options, f"run.workers={workers}"]
+    if ray is not None:
+        options = [*options, f"run.ray={json.dumps(ray)}"]
     if out is not None and resume is not None:
         raise UserError("--out begins a new run and --resume continues one: give only one of them")
     if len(files or ()) > 1 and (out is not None or resume is not None or print_config):
@@ -121,9 +126,11 @@ def _carry_out(
     from modicum.federation.control import EarlyStop
     from modicum.federation.run_folder import RunFolder
     from modicum.federation.transcript_file import transcript_in
+    from modicum.federation.workers import refuse_torchrun
     from modicum.report.progress import watching
     from modicum.runs import carry_out, new_folder
 
+    refuse_torchrun()
     files = RunFolder(resume or out or new_folder(f"{title}-seed{config.run.seed}"))
     if resume is not None:
         _check_same(config, files)

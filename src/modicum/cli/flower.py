@@ -219,11 +219,12 @@ def start(
     finished, 1 where it failed.
     """
     from modicum.deploy.flower import link
-    from modicum.deploy.flower.follow import Started, control, note_start, registered, run_folder
+    from modicum.deploy.flower.follow import Started, control, forget_earlier, note_start, registered, run_folder
     from modicum.report.track import tracker_named
 
     trackers = [tracker_named(one) for one in track]
     folder, address, keys = run_folder(project), control(project), registered(project).parent
+    forget_earlier(folder)
     _register(project, seconds)
     with link.control(address, keys) as client:
         number = link.start_run(client, project)

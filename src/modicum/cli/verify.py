@@ -137,6 +137,7 @@ def _of_the_claim(outcome: Verification) -> list[str]:
         return []
     claims: dict[PrivacySpec | None, list[str]] = {}
     shapes: dict[PrivacySpec | None, dict[str, None]] = {}
+    adversaries = {check.spec: check.adversary for check in outcome.clients}
     for check in outcome.clients:
         kind = check.spec if check.private else None
         claims.setdefault(kind, []).append(check.client)
@@ -154,7 +155,7 @@ def _of_the_claim(outcome: Verification) -> list[str]:
             f"unit       {spec.unit}",
             f"adjacency  {spec.adjacency}",
             f"δ          {spec.delta:g}",
-            f"adversary  {spec.view.sentence()}",
+            f"adversary  {adversaries[spec]}",
             *(f"batches    {said}" for said in list(shapes[spec])[:3]),
         ]
     return lines
@@ -172,7 +173,8 @@ def _verdict(outcome: Verification) -> str:
         wrong = sum(not check.matches for check in outcome.clients)
         return f"Mismatch: {wrong} of {every} clients, {len(outcome.problems)} for the whole file."
     if outcome.certificate:
-        return f"Match: the certificate follows from the ledger for {_some([''] * every, every)}."
+        source = "the ledger" if outcome.head else "its plans"  # of a choice, whose trials' ledgers stay hidden
+        return f"Match: the certificate follows from {source} for {_some([''] * every, every)}."
     return "Match: the ledger is sound. No certificate was given to compare it with."
 
 

@@ -13,12 +13,12 @@ from functools import partial
 from multiprocessing import get_context
 from typing import Any, Protocol, TypeVar
 
-from modicum.errors import MissingExtraError, UserError
+from modicum.errors import UserError
+from modicum.federation.cluster import KILLED_AGAIN, connect, fetched
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 Progress = Callable[[int, int], None]  # done, of how many
-KILLED_AGAIN = 10  # a piece whose process dies so often is given up: it is the piece that kills
 
 
 class Play(Protocol):
@@ -109,29 +109,12 @@ def alone(function: Callable[[Item], Result], item: Item) -> Result:
 
 
 def _on_ray(function: Callable[[Item], Result], items: Sequence[Item], address: str) -> Iterator[Result]:
-    try:
-        import ray
-    except ImportError:
-        raise MissingExtraError("ray", "ray", "a Ray cluster") from None
-    if not ray.is_initialized():
-        try:
-            ray.init(address=address, log_to_driver=False)
-        except (ConnectionError, ValueError, RuntimeError) as error:
-            raise UserError(f"no Ray cluster answers at {address!r}: {str(error).splitlines()[0]}") from None
+    ray = connect(address)
     remote: Any = ray.remote(num_cpus=1, max_retries=KILLED_AGAIN)(alone)
     waiting = [remote.remote(function, item) for item in items]
     try:
         for one in waiting:
-            yield _fetched(ray, one)
+            yield fetched(ray, one)
     finally:
         for one in waiting:
             ray.cancel(one, force=True)
-
-
-def _fetched(ray: Any, one: Any) -> Any:
-    try:
-        return ray.get(one)
-    except ray.exceptions.RayTaskError as error:
-        if isinstance(error.cause, UserError):
-            raise error.cause from None
-        raise

@@ -54,6 +54,15 @@ def federation(config: Config, alone: str | None = None) -> Federation:
         return Federation(stand_on(divided, _features(config), budgets, spec, source), budgets)
 
 
+def federation_over(config: Config, data: FederatedData) -> Federation:
+    """The clients of other records of the same division, with the budgets of this file."""
+    from modicum.federation.experiment import Federation
+
+    seed = config.run.seed if config.data.seed is None else config.data.seed
+    with config.source.at("privacy", "budgets"):
+        return Federation(data, assign_budgets(_budgets(config), len(data.clients), seed))
+
+
 def _divided(config: Config, dataset: Dataset, proxy: Proxy) -> FederatedData:
     data = config.data
     natural = dataset.clients is not None and data.partition in (None, "natural")
@@ -134,6 +143,7 @@ def experiment_over(config: Config, federation: Federation) -> Experiment:
         device=run.device,
         compile=run.compile,
         workers=run.workers,
+        ray=run.ray,
         model_options=dict(config.model.options),
         task=task_in(config),
         looks=config.looks,

@@ -225,6 +225,9 @@ class RunConfig:
     workers: int | None = setting(
         None, "processes that compute clients, a thread each, with the same bits for any number (default: none)"
     )
+    ray: str | None = setting(
+        None, 'a Ray cluster that has those processes: HOST:PORT, "auto" or "local" (default workers: all it has)'
+    )
     simulation: bool = setting(
         True, "seeded noise that protects nobody; false: cryptographic noise (deployed: unless true is written)"
     )

@@ -20,6 +20,7 @@ NOT_COMPARED = {
     ("run", "device"),
     ("run", "compile"),
     ("run", "workers"),
+    ("run", "ray"),
 }  # where and how, not what
 ELSEWHERE = ("delta", "adjacency")  # a method's own fields that are written under [privacy]
 
@@ -48,6 +49,7 @@ def describe_experiment(
             "noise": e.noise,
             "fixed_shapes": e.fixed_shapes,
             **mixed,
+            **({"looks": [str(look.folder) for look in e.looks]} if e.looks else {}),
         },
         "model": {"name": e.model if isinstance(e.model, str) else type(e.model).__name__, **options},
         "method": {"name": registered_name(e.method)},
@@ -65,6 +67,7 @@ def describe_experiment(
             "device": e.device,
             "compile": e.compile,
             "workers": e.workers,
+            **({} if e.ray is None else {"ray": e.ray}),
             "simulation": simulation,
             "transcript": transcript,
             "audit": audit,

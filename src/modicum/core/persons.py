@@ -36,8 +36,8 @@ class Slot:
     def sentence(self) -> str:
         """For people: what a slot holds."""
         return (
-            f"A person's first {self.rows} rows at a client are one example, whose loss is the {self.join} of "
-            "theirs; further rows are left out."
+            f"A person's first {self.rows} rows at a client are one example, joined by their {self.join}; further "
+            "rows are left out."
         )
 
     def of_a_row(self, fields: Fields) -> Fields:

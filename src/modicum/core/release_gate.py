@@ -13,12 +13,13 @@ from torch import Tensor
 
 from modicum.core import integers
 from modicum.core.rows import NoiseRows
+from modicum.core.threads import spread
 from modicum.errors import UserError
 from modicum.privacy.correlated import Correlation
 from modicum.privacy.events import Block, Cyclic, NoSampling, Poisson, Release, Shuffled
 from modicum.privacy.fixed_shapes import Uniform
 from modicum.privacy.ledger.token import Token
-from modicum.privacy.noise import BoolArray, DType, NoiseKey, NoiseSource, SimulatedNoise
+from modicum.privacy.noise import BoolArray, DType, FloatArray, NoiseKey, NoiseSource, SimulatedNoise
 
 SERVER = "(server)"  # no client's name: parentheses are not allowed in one
 
@@ -257,8 +258,17 @@ def _add_noise_to_rows(
             _fill(out, source, key, std, generator)
         rows += noise
         return
-    for row, (source, key, std) in zip(rows.numpy(), draws, strict=True):
+
+    def add(one: tuple[FloatArray, tuple[NoiseSource, NoiseKey, float]]) -> None:
+        row, (source, key, std) = one
         row += source.normal(key, len(row), std, _precision(rows))
+
+    alike = list(zip(rows.numpy(), draws, strict=True))
+    if all(type(source) is SimulatedNoise for source in sources):  # each draw has a stream of its own
+        spread(add, alike)
+    else:
+        for one in alike:
+            add(one)
 
 
 def _others(source: NoiseSource, request: ReleaseRequest, block: str) -> dict[str, Tensor]:

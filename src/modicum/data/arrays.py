@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
@@ -205,6 +205,36 @@ class ClientData:
     test: Arrays
 
 
+Open = Callable[[int], tuple[Any, Any]]
+"""The records of the client of this number: inputs and targets."""
+
+
+@dataclass(frozen=True, eq=False)
+class Population:
+    """Clients whom a secret coin asks, each opened when it does.
+
+    All have the same plan, so that the accounts know one name for whoever it is: what is charged to it is charged
+    to each of them, drawn or not.
+    """
+
+    count: int
+    open: Open
+    like: Arrays  # no records, of the right shape
+
+    @property
+    def everybody(self) -> str:
+        """The name that stands for each of them in plans, ledger and certificate."""
+        return f"each of {self.count:,} clients"
+
+    def name(self, number: int) -> str:
+        """A client's own name, which nothing but its messages bears."""
+        return f"client-{number:0{len(str(self.count - 1))}d}"
+
+    def records(self, name: str) -> Arrays:
+        """What the client of this name holds."""
+        return Arrays(*self.open(int(name.removeprefix("client-"))))
+
+
 @dataclass(frozen=True, eq=False)
 class FederatedData:
     """Data as a federation holds it. The proxy is public, and disjoint from every client's records."""
@@ -224,6 +254,9 @@ class FederatedData:
     values: Mapping[str, int] = field(default_factory=dict)  # as in `Dataset`
     labels: tuple[str, ...] = ()
     slot: Slot | None = None  # where the records are persons
+    population: Population | None = (
+        None  # whose clients are opened one by one; `clients` then is whom it stands for
+    )
 
     @property
     def input_shape(self) -> Any:

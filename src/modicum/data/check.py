@@ -37,6 +37,22 @@ def check(data: FederatedData, budgets: Sequence[float] | None = None) -> None:
         _check_budgets(data, budgets)
 
 
+def checked(data: FederatedData, name: str) -> Arrays:
+    """The records of a population's client, looked at as all others are before a run."""
+    assert data.population is not None
+    records = data.population.records(name)
+    if not len(records):
+        raise UserError(f"{name} has no training records: a population's clients have at least one each")
+    check_arrays(records, data.classes, data.input_shape, f"{name}'s training data")
+    return records
+
+
+def refuse_population(data: FederatedData, what: str) -> None:
+    """For whatever would look at clients' records before, beside or after the rounds."""
+    if data.population is not None:
+        raise UserError(f"{what} needs all clients' records, and a population is opened one by one: leave it out")
+
+
 def refuse_peeks(data: FederatedData) -> None:
     """For runs with real noise: nothing that is told was decided by the records that it protects."""
     for peek in data.peeks:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import combinations
 from os import PathLike
 from pathlib import Path
@@ -80,6 +80,7 @@ class Look:
     costs: Mapping[str, float] | None = None  # ε of each block alone; together they cost less than their sum
     planned: Mapping[str, Any] | None = None  # the training's settings that its plan follows from
     planned_before: bool = False  # whether the training that reads it has these settings (R2)
+    folder: Path | None = field(default=None, repr=False, compare=False)  # where its ledger lies
 
     @property
     def records(self) -> int:
@@ -131,7 +132,8 @@ class Look:
         """The look of a run folder, or of its `look.json` alone."""
         file = Path(path) / FILE if Path(path).is_dir() else Path(path)
         try:
-            return cls.from_dict(json.loads(file.read_text(encoding="utf-8")))
+            found = cls.from_dict(json.loads(file.read_text(encoding="utf-8")))
+            return replace(found, folder=file.parent)
         except OSError as error:
             raise UserError(
                 f"there is no look in {path} ({error.strerror}): take one with modicum look FILE --out {path}"

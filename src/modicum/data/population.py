@@ -1,17 +1,13 @@
-"""A million clients of whom a run asks some thousands: who is asked is public, and nobody else is ever opened."""
+"""A million clients of whom a run asks some thousands; nobody else is ever opened."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 
-from modicum.data.arrays import Array, Arrays, ClientData, FederatedData
+from modicum.data.arrays import Array, Arrays, ClientData, FederatedData, Open, Population
 from modicum.errors import UserError
-
-Open = Callable[[int], tuple[Any, Any]]
-"""The records of the client of this number: inputs and targets."""
 
 
 def drawn(count: int, places: int, seed: int) -> tuple[int, ...]:
@@ -30,8 +26,8 @@ def from_population(
     open: Open,
     *,
     classes: int,
-    rounds: int,
-    per_round: int,
+    rounds: int | None = None,
+    per_round: int | None = None,
     test: tuple[Array, Array],
     seed: int = 0,
     name: str = "population",
@@ -41,11 +37,14 @@ def from_population(
     Where there are more clients than places, each of the drawn takes part once. Of the others nothing is read,
     reserved, planned or released, so accounts, ledger, certificate and `verify` grow with who takes part.
 
+    Without `rounds` and `per_round` it is a trusted server's secret coins (`rate` of a method) that ask: every
+    client is charged in every round, drawn or not, and all of them by one plan.
+
     Args:
         count: How many clients there are.
-        open: Gives the records (x, y) of the client of a number; called once for each who is drawn.
+        open: Gives the records (x, y) of the client of a number; called for each who is drawn.
         classes: How many classes the labels have; 0 where they are no classes.
-        rounds: Of the run, as `mo.train` gets them.
+        rounds: Of the run, as `mo.train` gets them; with `per_round`, for public cohorts.
         per_round: Clients a round, as `mo.Cohorts` gets them.
         test: Records (x, y) that a simulation is judged by.
         seed: Of the public draw.
@@ -57,12 +56,31 @@ def from_population(
     Raises:
         UserError: Where a round asks for more clients than there are.
     """
+    nothing = Arrays(test[0][:0], test[1][:0])
+    if rounds is None and per_round is None:
+        return _secret(Population(count, open, nothing), classes, Arrays(*test), name)
+    if rounds is None or per_round is None:
+        raise UserError("public cohorts need rounds and per_round, secret ones neither of them")
     if not 1 <= per_round <= count:
         raise UserError(f"clients per round must lie between 1 and {count}, got {per_round}")
     if rounds < 1:
         raise UserError(f"rounds must be at least 1, got {rounds}")
-    nothing = Arrays(test[0][:0], test[1][:0])
     numbers, digits = drawn(count, rounds * per_round, seed), len(str(count - 1))
     clients = tuple(ClientData(f"client-{i:0{digits}d}", Arrays(*open(i)), nothing, nothing) for i in numbers)
     note = f"{len(numbers):,} of {count:,} clients, drawn publicly by seed {seed}; the others are never asked"
     return FederatedData(name, clients, Arrays(*test), classes, nothing, nothing, 0, note)
+
+
+def _secret(population: Population, classes: int, test: Arrays, name: str) -> FederatedData:
+    """One made-up record, which nobody has and nothing is trained on, stands where clients have theirs."""
+    if population.count < 1:
+        raise UserError(f"a population has at least one client, got {population.count}")
+    nothing = population.like
+    x, y = (
+        np.zeros((1, *nothing.x.shape[1:]), nothing.x.dtype),
+        np.zeros((1, *nothing.y.shape[1:]), nothing.y.dtype),
+    )
+    everybody = ClientData(population.everybody, Arrays(x, y), nothing, nothing)
+    note = f"{population.count:,} clients, of whom a secret coin opens some in each round"
+    made = FederatedData(name, (everybody,), test, classes, nothing, nothing, 0, note)
+    return replace(made, population=population)

@@ -15,7 +15,7 @@ from modicum.core.records import each
 from modicum.data.arrays import Array, Dataset
 from modicum.data.asked import asked_table
 from modicum.data.assemble import assemble
-from modicum.data.columns import Column, like, read_columns, values_in
+from modicum.data.columns import MISSING, Column, like, read_columns, values_in
 from modicum.data.labels import as_array
 from modicum.data.sequences import own_tokens
 from modicum.errors import MissingExtraError, UserError
@@ -151,7 +151,7 @@ def from_rows(
     made = assemble(name, names, parts, [None] * len(names), classes, labels=labels, values=values)
     if person is None:
         return made
-    whose = np.array(present(where, person, [str(row[person] or "") for row in rows]))
+    whose = np.array(present(where, person, [_key(row[person]) for row in rows]))
     return replace(made, persons=np.concatenate([whose[owner == one] for one in names]))
 
 
@@ -209,12 +209,16 @@ def parquet_ids(path: str | os.PathLike[str], name: str, *, client: str, id: str
 def _ids(rows: Rows, header: Sequence[str], where: object, name: str, client: str, id: str) -> list[str]:
     if id not in header:
         raise UserError(f"{where} has no column {id!r}{like(id, header)}: correct its name")
-    return present(where, id, [str(row[id] or "") for row in rows if str(row.get(client, name)) == name])
+    return present(where, id, [_key(row[id]) for row in rows if str(row.get(client, name)) == name])
+
+
+def _key(cell: Any) -> str:
+    return "" if cell is None else str(cell)
 
 
 def present(where: object, id: str, ids: list[str]) -> list[str]:
-    """The ids, if every record has one."""
-    if not ids or not all(value.strip() for value in ids):
+    """The ids, if every record has one: those without would all be one, or have a second one elsewhere."""
+    if not ids or any(value.strip().lower() in MISSING for value in ids):
         raise UserError(f"{where}: every record needs a value under {id!r}: fill it in, or do not name the column")
     return ids
 
@@ -253,8 +257,15 @@ def _rows(frame: Any) -> tuple[Rows, list[str]]:
 def _cells(column: Any) -> list[Any]:
     for way in ("to_pylist", "to_list", "tolist"):
         if hasattr(column, way):
-            return [None if cell != cell else cell for cell in getattr(column, way)()]
+            return [None if _gone(cell) else cell for cell in getattr(column, way)()]
     return list(column)
+
+
+def _gone(cell: Any) -> bool:
+    try:
+        return bool(cell != cell)
+    except TypeError:  # pandas.NA is neither the same as itself nor another
+        return True
 
 
 def _filled(rows: Rows, column: str, where: str) -> list[Any]:

@@ -7,7 +7,7 @@ ledger has charged it, and nothing is sent before the ledger has stored it.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -80,7 +80,9 @@ class Clients:
         keep: Retention = Retention.MESSAGES,
         done: int = 0,
         rows: NoiseSource | None = None,
+        member: Callable[[str], Batch] | None = None,
     ) -> None:
+        self._member, self._opened = member, list[str]()
         self.method, self.kit, self.ledger, self.noise = method, kit, ledger, noise
         self.clients = {client.facts.name: client for client in clients}
         seeded = noise if noise.describe()["simulation"] else None
@@ -91,6 +93,9 @@ class Clients:
         self._watch = watch
         self._keep, self._done = keep, done
         self._sent: dict[tuple[str, int], Token] = {}
+        self._asked: dict[
+            str, tuple[Broadcast, tuple[Release, ...]]
+        ] = {}  # a client's last proposal and its events
         self._before: dict[tuple[str, int], State] = {}  # states that a round began with, where it can be redone
         self._recall()
 
@@ -122,6 +127,17 @@ class Clients:
         tokens = self._reserve({b.client: self.events(b) for b in fresh}, answers)
         return [self._job(b, tokens[b.client]) for b in fresh if b.client in tokens], answers
 
+    def open(self, names: Iterable[str]) -> None:
+        """Clients of a population who were drawn: here until their round is acknowledged, with the plan of all."""
+        if self._member is None:
+            return
+        everybody = next(iter(self.clients.values()))
+        for name in names:
+            records = self._member(name)
+            facts = replace(everybody.facts, name=name, records=len(records))
+            self.clients[name] = Client(facts, everybody.plan, records, everybody.validation)
+            self._opened.append(name)
+
     def stacks(self, jobs: Sequence[Job]) -> list[Sequence[Job]]:
         """Jobs that are computed together, by the clients' order alone: so few that memory holds them."""
         return [jobs[start : start + self._at_once] for start in range(0, len(jobs), self._at_once)]
@@ -138,7 +154,10 @@ class Clients:
     def acknowledge(self, round: int) -> None:
         """The server has taken everything before this round into its durable state: forget those messages."""
         self.ledger.prune_before(round)
-        self._done = max(self._done, round)
+        self._done, self._asked = max(self._done, round), {}
+        for name in self._opened:
+            self.clients.pop(name, None)
+        self._opened = []
         self._sent = {key: token for key, token in self._sent.items() if key[1] >= round}
         self._before = {key: state for key, state in self._before.items() if key[1] >= round}
 
@@ -149,10 +168,14 @@ class Clients:
 
     def events(self, broadcast: Broadcast) -> tuple[Release, ...]:
         """What the client would release if it followed this proposal."""
-        client = self.clients[broadcast.client]
-        return self.method.mechanism.events(
-            client.facts, client.plan, self.kit, broadcast, self._participation(client, broadcast.round)
-        )
+        asked, events = self._asked.get(broadcast.client, (None, ()))
+        if asked is not broadcast:
+            client = self.clients[broadcast.client]
+            events = self.method.mechanism.events(
+                client.facts, client.plan, self.kit, broadcast, self._participation(client, broadcast.round)
+            )
+            self._asked[broadcast.client] = broadcast, events
+        return events
 
     def expected(self, broadcast: Broadcast) -> Expected:
         """What a server may expect of the answer, with this side's own count of participations."""

@@ -136,7 +136,7 @@ def _steps_lines(mechanism: RecordLocal, clients: Sequence[ClientFacts], momentu
     try:
         mixed = mechanism if used else mechanism.correlate_steps(None, None, momentum)
         whole = replace(fresh, batch=None, steps=max(1, mixed.total_steps(facts) // facts.participations))
-        own, drawn, all_in = (_noise_left(m, facts, momentum) for m in (mixed, fresh, whole))
+        own, drawn, all_in = (noise_left(m, facts, momentum) for m in (mixed, fresh, whole))
     except UserError:
         return []
     if not isinstance(mixed.sampler(facts), Cyclic) or not (used or own < drawn):
@@ -154,7 +154,7 @@ def _steps_lines(mechanism: RecordLocal, clients: Sequence[ClientFacts], momentu
     ]
 
 
-def _noise_left(mechanism: RecordLocal, facts: ClientFacts, momentum: float) -> float:
+def noise_left(mechanism: RecordLocal, facts: ClientFacts, momentum: float) -> float:
     """Noise in the sum of mean gradients, in units of the bound: root of the mean square over the run."""
     planned = mechanism.plan(facts, ()).releases[0]
     steps = mechanism.total_steps(facts)

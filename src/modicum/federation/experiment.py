@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,7 +21,7 @@ from modicum.core.records import Field, each
 from modicum.core.setting import MethodSpec, Setting
 from modicum.data.arrays import Arrays, FederatedData
 from modicum.data.budgets import Budgets, assign_budgets
-from modicum.data.check import check
+from modicum.data.check import check, checked
 from modicum.errors import UserError
 from modicum.federation.correlate import pays, rotation, with_correlated, with_correlated_steps
 from modicum.federation.learning import (
@@ -180,6 +180,7 @@ class Experiment:
     device: str = "cpu"
     compile: bool = False  # clipped sums, on the first batch of each size
     workers: int | None = None  # processes that compute clients, a thread each; None: this one
+    ray: str | None = None  # the address of a cluster that has those processes
     model_options: dict[str, Any] = field(default_factory=dict)
     task: Task = CLASSIFICATION
     looks: tuple[Look, ...] = ()  # taken before, whose price is within the budgets
@@ -231,7 +232,8 @@ class Experiment:
     @property
     def setting(self) -> Setting:
         """Clients, clients a round and rounds, as a method is built for."""
-        clients = len(self.federation.budgets)
+        population = self.federation.data.population
+        clients = len(self.federation.budgets) if population is None else population.count
         return Setting(clients, self.per_round or clients, self.rounds)
 
 
@@ -297,6 +299,7 @@ class Prepared:
     proxy: Batch | None  # public, with the task's own labels; None where there is none
     features: FeatureFacts  # what is public of them
     made_up: Batch | None = None  # rows that nobody has, within public ranges: to try the model without a record
+    member: Callable[[str], Batch] | None = None  # opens a client of a population, by its name
 
 
 def prepare(experiment: Experiment, wrap: Method) -> Prepared:
@@ -354,6 +357,7 @@ def prepare(experiment: Experiment, wrap: Method) -> Prepared:
         proxy=batch(data.proxy_validation if len(data.proxy_validation) else data.proxy) if judged else None,
         features=_feature_facts(data, by_row(data.proxy) if offered and experiment.task.usual else None),
         made_up=_made_up(experiment, features, device),
+        member=None if data.population is None else lambda name: batch(checked(data, name)),
     )
 
 

@@ -68,7 +68,8 @@ class InProcess:
             state.refused = {r.client: str(r.reason) for r in refused.refusals}
             state.events = {name: es for name, es in state.events.items() if name not in state.refused}
             state.tokens = self.trusted.reserve(state.events)
-        asked = [b for b in state.broadcasts if b.client not in state.refused]
+        asked = [b for b in state.broadcasts if b.client not in state.refused] if state.events else []
+        self.clients.open(b.client for b in asked)
         if self.trusted.stored(state.round) is None and state.tokens:
             return self._ask(state, asked, state.events)
         reached = [b for b in asked if not self.faults(b.round, b.client)]

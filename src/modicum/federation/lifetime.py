@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from modicum.data.arrays import FederatedData
+from modicum.data.check import refuse_population
 from modicum.data.digests import blocks
 from modicum.errors import UserError
 from modicum.federation.run_folder import RunFolder
@@ -26,11 +27,14 @@ class Account:
         budget: ε over all runs.
         folder: where the account is kept: outside of any run's folder.
         delta: δ of the same.
+        opened_for: plans that the account's filter is chosen for, where a look at the data opens it before the
+            training that they are of [default: those of the run that opens it].
     """
 
     budget: float
     folder: str
     delta: float = 1e-5
+    opened_for: tuple[PrivacyPlan, ...] = field(default=(), repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not self.budget > 0 or not 0 < self.delta < 1:
@@ -45,9 +49,10 @@ def draw(run: Simulation, account: Account) -> None:
     Raises:
         DrawRefused: The run does not fit into what is left; nothing was drawn.
     """
+    refuse_population(run.experiment.federation.data, "an account")
     plans, folder = tuple(run.plans.values()), Path(account.folder)
     if not exists(folder):
-        new = lifetime_for(account.budget, account.delta, plans)
+        new = lifetime_for(account.budget, account.delta, account.opened_for or plans)
         for plan in plans:
             new.price(plan)  # a run without a price opens no account
         DatasetAccount.start(folder, new, Identity.CONTENTS).close()

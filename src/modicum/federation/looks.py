@@ -8,9 +8,11 @@ from dataclasses import replace
 
 from modicum.core.facts import ClientFacts
 from modicum.core.parts import Mechanism
-from modicum.data.look import Look
+from modicum.data.look import Look, paid
 from modicum.errors import UnsoundError, UserError
+from modicum.federation.run_folder import RunFolder
 from modicum.privacy.accounting.gaussians import hidden_rate
+from modicum.privacy.ledger import Ledger
 from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
 from modicum.privacy.spec import PrivacySpec
 
@@ -19,6 +21,25 @@ def as_planned(looks: Iterable[Look], facts: Sequence[ClientFacts]) -> tuple[Loo
     """A plan was fixed before a look only if clients and records are as they were: rates follow from both."""
     sizes = {one.name: one.records for one in facts}
     return tuple(replace(k, planned_before=k.planned_before and dict(k.sizes) == sizes) for k in looks)
+
+
+def check_paid(looks: Iterable[Look]) -> None:
+    """What a look's file says was paid is what stands in its ledger, or the file was edited."""
+    for look in looks:
+        ledger = None if look.folder is None else RunFolder(look.folder).ledger
+        if ledger is None or not ledger.exists():
+            raise UserError(
+                f"the look {look.run} has no ledger beside it, which says what it cost: name the whole folder "
+                "that modicum look wrote"
+            )
+        with Ledger.open(ledger, read_only=True) as kept:
+            own = {name: (plan.spec, paid(plan, kept.run_id)) for name, plan in kept.plans.items()}
+            said = {name: (look.spec, releases) for name, releases in look.releases.items()}
+            if (kept.run_id, own) != (look.run, said):
+                raise UserError(
+                    f"{look.folder} holds another look, or another price, than its ledger does: make look.json "
+                    f"anew with modicum look {look.folder}"
+                )
 
 
 def plan_after(

@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from modicum.core.messages import Message, ReleasedSum, encode, encoded_parts
+from modicum.core.threads import spread
 from modicum.privacy.events import Release
 from modicum.privacy.ledger.grammar import Settlement
 from modicum.privacy.ledger.token import Token
@@ -82,8 +83,10 @@ def settle(
         )
     elif keep is Retention.DIGESTS:
         nothing = Settlement.of()
+        alike = list(sent)
+        digests = spread(lambda one: Settlement.of(*encoded_parts(one[1])), alike)
         ledger.settle_digests(
             (token, said if i == 0 else nothing)
-            for tokens, said in ((tokens, Settlement.of(*encoded_parts(message))) for tokens, message in sent)
+            for (tokens, _), said in zip(alike, digests, strict=True)
             for i, token in enumerate(tokens)
         )

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from modicum.core.messages import Opened
 from modicum.core.round_state import Collector, RoundState
+from modicum.core.unchanged import name_unchanged, unchanged
 from modicum.federation.checkpoints import Folder
 from modicum.federation.evaluation import Evaluation
 from modicum.federation.records import RoundRecord
@@ -60,6 +61,7 @@ class Rounds:
         folder: Folder | None = None,
     ) -> None:
         self.server, self.carrier, self.evaluation, self.folder = server, carrier, evaluation, folder
+        self._looked = server.state.round > 0
 
     def __iter__(self) -> Iterator[RoundRecord]:
         """Play what is left, round by round."""
@@ -90,7 +92,12 @@ class Rounds:
         """Open, combine, evaluate in public, observe and record; then the round's messages may be forgotten."""
         server, ledger, judged = self.server, self.carrier.ledger, self.evaluation
         state.opened = self.carrier.open(state, state.collected)
+        before = server.state.model
         moved = server.combine(state.opened, state.retired)
+        if moved and not self._looked:
+            self._looked = True
+            left_alone = unchanged(before, server.state.model, server.public.tensors)
+            name_unchanged(left_alone, f"after round {state.round + 1}", "neither training nor noise reaches them")
         public = {} if judged is None else judged.public()
         left = ledger.left()
         server.observe(state, public, left, ledger.stock() if server.public.stock else {})

@@ -58,6 +58,11 @@ class RunFolder:
         return self.path / "look.json"
 
     @property
+    def selection(self) -> Path:
+        """What was chosen by a search, in place of a run's certificate."""
+        return self.path / "selection.json"
+
+    @property
     def geometry(self) -> Path:
         """The public geometry that records stood on, where there was one."""
         return self.path / "geometry.npz"

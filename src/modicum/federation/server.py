@@ -32,6 +32,7 @@ from modicum.core.release_gate import GateWatch, ReservedSumGate, SumGate
 from modicum.core.round_state import Collector, RoundState
 from modicum.core.rows import NoiseRows
 from modicum.core.store import write_durably
+from modicum.data.arrays import Population
 from modicum.errors import UnsoundError
 from modicum.federation.cohort import Cohorts
 from modicum.federation.plausible import objection
@@ -83,11 +84,13 @@ class Server:
         average: float = 0.0,
         bounds: tuple[float, float] | None = None,
         evaluate: PublicEvaluator | None = None,
+        population: Population | None = None,
     ) -> None:
         _refuse_unequal_noise(method, public)
         self.method, self.public, self.cohorts, self.run, self.kit = method, public, cohorts, run, kit
         self.average, self.bounds, self.evaluate = average, bounds, evaluate
         self.names = tuple(c.name for c in public.clients)
+        self._population = population
         self.state = ServerState(0, first, method.policy.init(public), method.aggregation.init(public))
 
     def restore(self, saved: dict[str, Any]) -> None:
@@ -128,7 +131,8 @@ class Server:
         t = self.state.round
         chosen = self._within(self.method.policy.decide(self.state.policy, t, self.names))
         decisions = self.method.mechanism.decisions(chosen, self.public.multipliers)
-        cohort = tuple(self.names[i] for i in self.cohorts.invited(t))
+        name = self.names.__getitem__ if self._population is None else self._population.name
+        cohort = tuple(name(i) for i in self.cohorts.invited(t))
         return RoundState(
             t,
             self.state.model,
@@ -151,10 +155,14 @@ class Server:
         t, model = self.state.round, self.state.model
         due = tuple(m.name for m in self.kit.metrics if t % m.every == 0)
         return tuple(
-            Broadcast(self.run, t, name, decisions[name], model, due)
+            Broadcast(self.run, t, name, decisions[self._charged(name)], model, due)
             for name in names
-            if name not in self.state.retired
+            if self._charged(name) not in self.state.retired
         )
+
+    def _charged(self, name: str) -> str:
+        """Under which name a client has its plan: a population has one for all of its clients."""
+        return name if self._population is None else self._population.everybody
 
     def broadcasts_to_all(self, state: RoundState) -> tuple[Broadcast, ...]:
         """The proposal as it would be sent to everyone: what a secret cohort's members are charged for."""

@@ -64,6 +64,7 @@ def set_up(experiment: Experiment, noise: NoiseSource, prepared: Prepared | None
     data = prepared or prepare(experiment, method)
     method = in_fixed_shapes(method, experiment.fixed_shapes, data)
     engine = choose(data.model, data.first.device, compiled=experiment.compile, several=_several(data))
+    _check_population(experiment, method, data)
     cohorts = make_cohorts(experiment, method.mechanism, noise)
     facts = make_facts(experiment, cohorts)
     plans = make_plans(experiment, method.mechanism, facts, cohorts)
@@ -72,6 +73,21 @@ def set_up(experiment: Experiment, noise: NoiseSource, prepared: Prepared | None
     adaptive = any(adapts(plan) for plan in plans.values())
     kit = make_kit(experiment, method, data, engine.backend, facts, multipliers, adaptive, agreed)
     return RunContext(experiment, method, data, cohorts, facts, plans, kit, engine.at_once)
+
+
+def _check_population(experiment: Experiment, method: Method, data: Prepared) -> None:
+    """Its clients share a plan and keep nothing: only whom secret coins draw is known, and to the server alone."""
+    if experiment.federation.data.population is None:
+        return
+    if method.mechanism.cohort_rate is None:
+        raise UserError(
+            "this population is asked by a trusted server's secret coins: give the method a rate (and view = "
+            "trusted-server), or the population rounds and per_round"
+        )
+    if not all(method.wrapper.shared(name) for name, _ in data.model.named_parameters()):
+        raise UserError("a population's clients keep nothing between rounds: leave personal layers out")
+    if experiment.workers is not None or experiment.ray is not None:
+        raise UserError("a population's clients are opened in one process: leave workers and ray out")
 
 
 def _several(data: Prepared) -> bool:
@@ -144,7 +160,9 @@ def make_server(
     assert kit.public is not None
     first, limits = data.first[kit.shared], (experiment.average or method.average, experiment.bounds)
     asks = public_evaluator(kit.backend, data.first, kit.shared, data.proxy, kit.task)
-    return Server(method, kit.public, cohorts, run, kit, first, *limits, asks)
+    return Server(
+        method, kit.public, cohorts, run, kit, first, *limits, asks, experiment.federation.data.population
+    )
 
 
 def first_state(data: Prepared, kit: ClientKit) -> State:
@@ -194,6 +212,13 @@ def make_facts(experiment: Experiment, cohorts: Cohorts) -> tuple[ClientFacts, .
         ClientFacts(name, size, budget, max(1, cohorts.participations(i)), len(data.clients[i].validation))
         for i, (name, size, budget) in enumerate(zip(data.names, data.sizes, budgets, strict=True))
     )
+
+
+def plans_of(experiment: Experiment, noise: NoiseSource) -> dict[str, PrivacyPlan]:
+    """What every client would release in this run, from public facts alone, before terms of integer noise."""
+    mechanism = build_method(experiment).mechanism
+    cohorts = make_cohorts(experiment, mechanism, noise)
+    return make_plans(experiment, mechanism, make_facts(experiment, cohorts), cohorts)
 
 
 def make_plans(

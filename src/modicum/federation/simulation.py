@@ -19,6 +19,7 @@ from modicum.federation.experiment import Experiment
 from modicum.federation.foreign import foreign_parts
 from modicum.federation.identity import records_id, run_id
 from modicum.federation.in_process import Faults, InProcess
+from modicum.federation.looks import check_paid
 from modicum.federation.records import RoundRecord
 from modicum.federation.retention import Retention
 from modicum.federation.rounds import Rounds
@@ -47,14 +48,15 @@ class Simulation:
     ) -> None:
         self.experiment, self.folder = experiment, folder
         self.noise = noise or SimulatedNoise(experiment.seed)
+        check_paid(experiment.looks)
         if experiment.device == "cpu":
             keep_pages()
         made = set_up(experiment, self.noise)
         self._workers: Workers | None = None
-        if experiment.workers is not None:
+        if experiment.workers is not None or experiment.ray is not None:
             if watch is not None:
-                raise UserError("gates are watched in one process: leave workers out")
-            self._workers = Workers(made, self.noise, experiment.workers)
+                raise UserError("gates are watched in one process: leave workers and ray out")
+            self._workers = Workers(made, self.noise)
             made = self._workers.sharing(made)
         self.method, self.data, self.cohorts, self.kit = made.method, made.data, made.cohorts, made.kit
         self.facts, self.plans = made.facts, made.plans
@@ -75,7 +77,7 @@ class Simulation:
         elif not self.server.finished:
             own = own_rows_source(self.plans.values(), self.noise, self._key, begun=begun)
         if self._workers is not None and own is not None and own is not self.noise:
-            raise UserError("a key of correlated noise stays in one process: leave workers out")
+            raise UserError("a key of correlated noise stays in one process: leave workers and ray out")
         self.clients = Clients(
             self.method,
             self.kit,
@@ -88,6 +90,7 @@ class Simulation:
             keep=keep,
             done=self.server.state.round,
             rows=own,
+            member=self.data.member,
         )
         self.carrier = InProcess(
             self.server,
@@ -108,7 +111,7 @@ class Simulation:
             self.data,
             experiment.evaluate_every,
             ground_truth=seen,
-            states=lambda: {name: client.state for name, client in self.clients.clients.items()},
+            states=lambda: {name: self.clients.clients[name].state for name in self.server.names},
         )
         self._rounds = Rounds(self.server, self.carrier, self.evaluation, kept)
 

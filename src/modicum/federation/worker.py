@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pickle
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any
@@ -39,7 +39,7 @@ def shared(values: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Shelf:
-    """Records of all clients one after another, in memory that processes share; client i has rows i to i + 1."""
+    """Records of all clients one after another; client i has those from `starts[i]` up to `starts[i + 1]`."""
 
     x: Tree
     targets: Tree
@@ -47,14 +47,18 @@ class Shelf:
 
     @classmethod
     def of(cls, batches: Sequence[Batch]) -> Shelf:
-        """A shared copy of these records."""
+        """A copy of these records."""
         starts = torch.tensor([0, *(len(batch) for batch in batches)]).cumsum(0)
 
         def together(*parts: Tensor) -> Tensor:
-            return shared(torch.cat([part.cpu() for part in parts]))
+            return torch.cat([part.cpu() for part in parts])
 
         x, targets = [b.x for b in batches], [b.targets for b in batches]
         return cls(each(together, *x), each(together, *targets), starts)
+
+    def moved(self, move: Callable[[Any], Any]) -> Shelf:
+        """The records somewhere else, or as something else."""
+        return Shelf(each(move, self.x), each(move, self.targets), self.starts)
 
     def batch(self, client: int, device: torch.device | str = "cpu") -> Batch:
         """One client's records."""
@@ -65,7 +69,7 @@ class Shelf:
 
 @dataclass(frozen=True)
 class Workshop:
-    """What a worker is given once: the parts that compute, the records, and a place for the round's model."""
+    """What a worker is given once: the parts that compute, and the records."""
 
     method: Method
     kit: ClientKit  # without a backend: each process makes its own
@@ -75,9 +79,14 @@ class Workshop:
     validation: Shelf
     first: Tensor  # all parameters before the run
     made_up: Batch | None  # rows that nobody has, to try the engine on
-    place: Tensor  # where the driver lays the round's model
-    devices: tuple[str, ...]
-    share: float  # of a GPU's memory, for each of the workers on it
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Where a worker computes, and its share of that GPU's memory."""
+
+    device: str
+    share: float
 
 
 @dataclass(frozen=True)
@@ -98,11 +107,14 @@ def light(job: Job) -> Job:
     return replace(job, records=nothing, validation=nothing, gate=nothing, broadcast=broadcast)
 
 
-def serve(workshop: Workshop, connection: Connection, number: int) -> None:
-    """Answer tasks until the driver is gone, with one thread: bits do not depend on the number of workers."""
+def serve(workshop: Workshop, place: Tensor, connection: Connection, seat: Seat) -> None:
+    """Answer tasks until the driver is gone, with one thread: bits do not depend on the number of workers.
+
+    `place` is where the driver lays the round's model.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides when it is over
     torch.set_num_threads(1)
-    bench = Bench(workshop, workshop.devices[number % len(workshop.devices)])
+    bench = Bench(workshop, seat)
     while True:
         try:
             task: Task | None = connection.recv()
@@ -110,26 +122,30 @@ def serve(workshop: Workshop, connection: Connection, number: int) -> None:
             return
         if task is None:
             return
-        try:
-            answer: Any = (task.number, bench.results(task))
-        except Exception as error:  # the driver raises it
-            answer = (task.number, error)
-        connection.send_bytes(_packed(answer))
+        connection.send_bytes(answer(bench, task, place))
+
+
+def answer(bench: Bench, task: Task, model: Tensor) -> bytes:
+    """What the mechanism makes of a stack, or what went wrong, which the driver raises."""
+    try:
+        return _packed(bench.results(task, model))
+    except Exception as error:
+        return _packed(error)
 
 
 class Bench:
     """A worker's own engine, and the model of the round."""
 
-    def __init__(self, workshop: Workshop, device: str) -> None:
-        self.workshop, self.device = workshop, torch.device(device)
+    def __init__(self, workshop: Workshop, seat: Seat) -> None:
+        self.workshop, self.device = workshop, torch.device(seat.device)
         if self.device.type == "cuda":
-            torch.cuda.set_per_process_memory_fraction(workshop.share, self.device)
+            torch.cuda.set_per_process_memory_fraction(seat.share, self.device)
         model = workshop.model.to(self.device)
         several = isinstance(workshop.records.x, Mapping)
         backend: Backend = choose(model, self.device, several=several).backend
         self.kit = replace(workshop.kit, backend=backend, shared=workshop.kit.shared.to(self.device))
         self._try_engine()
-        self.round, self.model = -1, workshop.place
+        self.round, self.model = -1, workshop.first
         self.rows = OwnRows(workshop.noise if workshop.noise.describe()["simulation"] else None)
 
     def _try_engine(self) -> None:
@@ -147,10 +163,10 @@ class Bench:
         kit.backend.gradients(theta, [rows, rows], kit.training.losses)
         kit.backend.clipped_sums(theta, [rows, rows], kit.training.losses, [Flat().scaled_to(1.0)] * 2)
 
-    def results(self, task: Task) -> Results:
-        """What the mechanism makes of a stack; tensors as arrays, which travel faster."""
+    def results(self, task: Task, model: Tensor) -> Results:
+        """What the mechanism makes of a stack with the round's model, which is copied once a round."""
         if task.round != self.round:
-            self.round, self.model = task.round, self.workshop.place.clone().to(self.device)
+            self.round, self.model = task.round, model.clone().to(self.device)
         shop = self.workshop
         for job in task.jobs:
             self.rows.learn(job.plan)
@@ -175,25 +191,27 @@ def _moved(value: Any, device: torch.device) -> Any:
     return {k: _moved(v, device) for k, v in value.items()} if isinstance(value, dict) else value
 
 
-def _packed(answer: Any) -> bytes:
-    number, results = answer
+def _packed(results: Results | Exception) -> bytes:
+    """Tensors as arrays, which travel faster."""
+    packed: Any = results
     if not isinstance(results, Exception):
-        results = [
-            (replace(message, update=message.update.cpu().numpy()), _moved(state, torch.device("cpu")))
-            for message, state in results
+        arrays: list[Any] = [message.update.cpu().numpy() for message, _ in results]
+        packed = [
+            (replace(message, update=update), _moved(state, torch.device("cpu")))
+            for update, (message, state) in zip(arrays, results, strict=True)
         ]
     try:
-        return pickle.dumps((number, results), protocol=5)
+        return pickle.dumps(packed, protocol=5)
     except Exception as error:  # what was raised, or kept, cannot travel
-        return pickle.dumps((number, RuntimeError(f"{type(error).__name__}: {error}")), protocol=5)
+        return pickle.dumps(RuntimeError(f"{type(error).__name__}: {error}"), protocol=5)
 
 
-def unpacked(blob: bytes, device: torch.device) -> tuple[int, Results | Exception]:
+def unpacked(blob: bytes, device: torch.device) -> Results | Exception:
     """A worker's answer, back on the driver's device."""
-    number, results = pickle.loads(blob)
+    results = pickle.loads(blob)
     if isinstance(results, Exception):
-        return number, results
-    return number, [
+        return results
+    return [
         (replace(message, update=torch.from_numpy(message.update).to(device)), _moved(state, device))
         for message, state in results
     ]

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from modicum.compute.clipping.clipped_sum import name_untrained
 from modicum.compute.clipping.open_pass import OpenPass, unsupported
 from modicum.compute.clipping.problem import ClippedSum
 from modicum.compute.clipping.synthetic import synthetic_rows
@@ -54,7 +55,7 @@ class Rehearsal:
         """What the loop made of a batch."""
         losses = opened.check(losses)
         if opened.probe:
-            opened.judge(losses)
+            name_untrained(self._model, opened.judge(losses))
             return
         told = losses.detach().clone()
         weights = self._kept.to(told)

@@ -14,7 +14,6 @@ from modicum.core.parts import ClientKit, Job
 from modicum.core.release_gate import ReleaseRequest
 from modicum.mechanisms import common, integers
 from modicum.privacy.events import Release
-from modicum.privacy.spec import Unit
 from modicum.privacy.views import Shows
 
 
@@ -38,4 +37,4 @@ def expected(events: Sequence[Release], facts: ClientFacts) -> Expected:
     reach = facts.records * math.hypot(*(block.bound for block in event.blocks))
     known = NoiseFacts(first.noise_std**2, 1.0, {block.name: block.noise_std**2 for block in others})
     update = ClippedUpdate(reach, max(block.noise_std for block in event.blocks))
-    return Expected(known, update, metrics=common.expected_metrics(metrics, Unit.RECORD, facts.validation))
+    return Expected(known, update, metrics=common.expected_metrics(metrics, event.spec.unit, facts.validation))

@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -72,6 +73,9 @@ class RecordLocal:
 
     individuals = True
     purpose = GRADIENT
+    plain_batches = (
+        False  # said by a subclass whose batches are those of this class, so that they may come in turn
+    )
     cohort_rate = None
 
     def __post_init__(self) -> None:
@@ -159,9 +163,9 @@ class RecordLocal:
         """Local steps of all participations before this one."""
         return participation * self.total_steps(facts) // facts.participations
 
-    def correlate_steps(self, bands: int | None, kind: FactorKind | None, momentum: float) -> RecordLocal:
+    def correlate_steps(self, bands: int | None, kind: FactorKind | None, momentum: float) -> Self:
         """The same with batches in turn, and noise that is correlated over all local steps of a run (R19)."""
-        if type(self) is not RecordLocal:
+        if type(self) is not RecordLocal and not self.plain_batches:
             raise UserError(
                 f"{type(self).__name__} has batches of its own, which do not come in turn: leave noise out"
             )

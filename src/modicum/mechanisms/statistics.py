@@ -1,14 +1,15 @@
 """Statistics of all records in one query: counts, missing values, moments, histograms, products of columns.
 
 Each block's contribution of a record has a public bound; all blocks together have one joint multiplier, so that a
-look is one release of each client, in messages or behind a sum.
+look is one release of each client, in messages or behind a sum. A person contributes the mean over their rows,
+which has the bound of one row (R18).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
@@ -26,7 +27,7 @@ from modicum.core.messages import (
     ReleasedSum,
 )
 from modicum.core.needs import Need
-from modicum.core.parts import ClientKit, Job, State
+from modicum.core.parts import Batch, ClientKit, Job, State
 from modicum.core.round_state import Collector, RoundState
 from modicum.core.statistics import Questions
 from modicum.errors import UserError
@@ -42,7 +43,7 @@ from modicum.privacy.views import Shows, Variant, View
 
 @dataclass(frozen=True, kw_only=True)
 class RecordStatistics:
-    """Sums over records of what is asked, each block with the same share of the budget."""
+    """Sums over records, or persons, of what is asked, each block with the same share of the budget."""
 
     view: View
     asked: tuple[str, ...]
@@ -50,6 +51,7 @@ class RecordStatistics:
     adjacency: Adjacency = Adjacency.ZERO_OUT
     delta: float = 1e-5
     on_lattice: bool = False
+    unit: Unit = field(default=Unit.RECORD, repr=False)  # persons where the experiment's records are
 
     offers: ClassVar[tuple[Need, ...]] = ()
     takes_integers = True
@@ -67,7 +69,7 @@ class RecordStatistics:
 
     @property
     def spec(self) -> PrivacySpec:
-        return PrivacySpec(unit=Unit.RECORD, adjacency=self.adjacency, view=self.view, delta=self.delta)
+        return PrivacySpec(unit=self.unit, adjacency=self.adjacency, view=self.view, delta=self.delta)
 
     @property
     def individuals(self) -> bool:
@@ -135,7 +137,7 @@ class RecordStatistics:
         assert kit.public is not None
         assert kit.public.features is not None
         questions = self._questions(kit.public.features.classes, job.broadcast.model.numel())
-        sums = record_sums(records.x, records.targets["y"], questions)
+        sums = sums_of(records, questions, persons=self.unit is Unit.PERSON)
         return block_sums.message(job, kit, event, sums), job.state
 
     def collect(self, state: RoundState) -> Collector:
@@ -151,30 +153,41 @@ class RecordStatistics:
         return integers.open_sum(total, survivors, state, sizes)
 
 
-def record_sums(x: Tensor, y: Tensor, questions: Questions) -> dict[str, Tensor]:
-    """Each block summed over the records (private), in double precision (R10).
+def sums_of(records: Batch, questions: Questions, *, persons: bool) -> dict[str, Tensor]:
+    """Each block summed over records, or over persons (private), who are the mean of the rows that are there."""
+    x, y = records.x, records.targets["y"]
+    if not persons:
+        return row_sums(x.flatten(1), y, torch.ones(len(x), dtype=torch.double, device=x.device), questions)
+    there, labels = (y[..., 0] > 0.5).double(), y[..., 1]  # classes are counted of one label alone
+    share = there / there.sum(1, keepdim=True).clamp_min(1)
+    return row_sums(x.flatten(0, 1).flatten(1), labels.flatten(), share.flatten(), questions)
+
+
+def row_sums(x: Tensor, y: Tensor, weights: Tensor, questions: Questions) -> dict[str, Tensor]:
+    """Each block summed over rows, each with its weight (private), in double precision (R10).
 
     Whatever the records hold, a value is cut to [0, 1]; what is below 0 or no number counts as missing.
     """
-    x = x.flatten(1).double()
+    x = x.double()
     present = torch.isfinite(x) & (x >= 0)
     share = torch.where(present, x, 0.0).clamp(max=1.0)
-    seen, centred = present.double(), torch.where(present, 2 * share - 1, 0.0)
+    each = weights[:, None]
+    seen, centred = present * each, torch.where(present, 2 * share - 1, 0.0)
     k, blocks = questions.columns, questions.blocks
     found: dict[str, Tensor] = {
-        statistics.MISSING: (1 - seen).sum(0),
-        statistics.MEANS: centred.sum(0),
-        statistics.SQUARES: torch.where(present, centred**2 - 0.5, 0.0).sum(0),
+        statistics.MISSING: (each - seen).sum(0),
+        statistics.MEANS: (each * centred).sum(0),
+        statistics.SQUARES: torch.where(present, each * (centred**2 - 0.5), 0.0).sum(0),
     }
     if statistics.CLASSES in blocks:
-        found[statistics.CLASSES] = functional.one_hot(y, questions.classes).double().sum(0)
+        found[statistics.CLASSES] = (each * functional.one_hot(y.long(), questions.classes)).sum(0)
     if statistics.HISTOGRAMS in blocks:
         place = (share * questions.bins).long().clamp(max=questions.bins - 1)
         bars = x.new_zeros(k, questions.bins)
         found[statistics.HISTOGRAMS] = bars.scatter_add_(1, place.T, seen.T.contiguous()).flatten()
     if statistics.PRODUCTS in blocks:
         one, other = torch.triu_indices(k, k, 1)
-        found[statistics.PRODUCTS] = (centred.T @ centred)[one, other]
+        found[statistics.PRODUCTS] = ((each * centred).T @ centred)[one, other]
     return {name: found[name] for name in blocks}
 
 

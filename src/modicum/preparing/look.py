@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from modicum.aggregation.totals import noise_in
-from modicum.config import Config, experiment, read, to_toml
-from modicum.config.build import account_in
+from modicum.config import Config, experiment, experiment_over, read, to_toml
+from modicum.config.build import account_in, federation_over
 from modicum.config.looks import planning
 from modicum.config.schema import ModelConfig, TaskConfig
 from modicum.core.statistics import CLASSES, Questions
@@ -20,9 +20,11 @@ from modicum.data.look import Look, figures, paid
 from modicum.errors import UserError
 from modicum.federation.model_file import label_names
 from modicum.federation.run_folder import RunFolder
+from modicum.federation.setup import plans_of
 from modicum.methods import Look as LookMethod
 from modicum.privacy.accounting.choose import epsilon as epsilon_of
 from modicum.privacy.ledger import Ledger
+from modicum.privacy.noise import SimulatedNoise
 from modicum.privacy.plan import PrivacyPlan
 from modicum.report.look import write_look_page
 from modicum.runs import carry_out, new_folder
@@ -63,11 +65,14 @@ def look(
     asked = look_config(config, epsilon, of, statistics, bins)
     files = RunFolder(Path(folder) if folder is not None else new_folder(f"look-{Path(file).stem}"))
     files.refuse_occupied()
-    built = experiment(asked)
+    built, account = experiment(asked), account_in(asked)
+    if account is not None:
+        training = experiment_over(config, federation_over(config, built.federation.data))
+        account = replace(account, opened_for=tuple(plans_of(training, SimulatedNoise(0)).values()))
     files.make(fresh=True)
     files.write(files.path / PLANNED, json.dumps(planning(config), ensure_ascii=False).encode())
     try:
-        carry_out(built, files, to_toml(asked), simulation=asked.run.simulation, account=account_in(asked))
+        carry_out(built, files, to_toml(asked), simulation=asked.run.simulation, account=account)
     except UserError:
         if not files.ledger.exists():
             (files.path / PLANNED).unlink(missing_ok=True)
@@ -83,11 +88,6 @@ def look_config(
     if config.data.table is None:
         raise UserError(
             "a look is taken at the columns of a table: give [data] csv or parquet, with [data.columns]"
-        )
-    if config.data.person is not None or config.privacy.unit == "person":
-        raise UserError(
-            "a look hides records, and this training persons, who may have several: give the columns public "
-            "constants in place of a look"
         )
     shared = ("view", "colluding", "dropouts", "delta", "adjacency")
     known = {f.name for f in fields(config.method)} & set(shared)
@@ -148,6 +148,7 @@ def finish(folder: str | Path) -> Look:
         labels=label_names(files.path) if files.model.exists() else (),
         costs=_costs(next(iter(plans.values())), questions),
         planned=json.loads(planned.read_text(encoding="utf-8")) if planned.exists() else None,
+        folder=files.path,
         **found,
     )
     text = json.dumps(taken.to_dict(), ensure_ascii=False, indent=2, allow_nan=False) + "\n"

@@ -6,6 +6,7 @@ party alone, or a trusted server. The number of trials and the setting of each a
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +24,7 @@ from modicum.core.store import write_durably
 from modicum.errors import UnsoundError, UserError
 from modicum.federation.experiment import Experiment, Federation, build_method
 from modicum.federation.run_folder import RunFolder
-from modicum.federation.setup import make_cohorts, make_facts, make_plans
+from modicum.federation.setup import plans_of
 from modicum.privacy.accounting import selection
 from modicum.privacy.accounting.selection import Stopping
 from modicum.privacy.chosen import FILE, Choice, price
@@ -32,7 +33,7 @@ from modicum.privacy.plan import PrivacyPlan
 from modicum.privacy.views import TrustedServer
 from modicum.runs import Run, carry_out, load, new_folder
 
-CURATOR = "-curator"  # after the folder's name: what nobody else may see
+CURATOR = "-curator"  # after the folder's name: what nobody else may see; the studio passes such folders by
 JOURNAL, CONFIG, MODEL = "journal.json", "config.toml", "model.safetensors"
 CLOSE = 1e-3  # relative: how near the trials' price comes to the budget
 LAWS = {"logarithmic": 0.0, "geometric": 1.0, "poisson": math.inf}
@@ -168,13 +169,7 @@ class _Search:
 
     def _plans(self, share: float) -> list[dict[str, PrivacyPlan]]:
         """Of each setting: what every client would release in a trial that has this budget alone."""
-        found = []
-        for config in self.configs:
-            made = self._experiment(config, share)
-            mechanism = build_method(made).mechanism
-            cohorts = make_cohorts(made, mechanism, self.noise)
-            found.append(make_plans(made, mechanism, make_facts(made, cohorts), cohorts))
-        return found
+        return [plans_of(self._experiment(config, share), self.noise) for config in self.configs]
 
     def _trial(self, plans: Sequence[Mapping[str, PrivacyPlan]], client: str) -> selection.Curve:
         return selection.largest(selection.curve(own[client]) for own in plans)
@@ -250,6 +245,8 @@ class _Search:
         path = self.hidden / JOURNAL
         facts = {"settings": list(self.settings), "budget": self.budget, "way": self.way}
         facts |= {"stopping": None if self.stopping is None else self.stopping.to_dict()}
+        text = "\n".join(to_toml(config) for config in self.configs)
+        facts["experiments"] = hashlib.sha256(text.encode()).hexdigest()  # plans follow from them
         if path.exists():
             written = json.loads(path.read_text(encoding="utf-8"))
             if {name: written.get(name) for name in facts} != facts:
@@ -327,6 +324,12 @@ def _score(configs: Sequence[Config]) -> str:
             "trials are judged by a metric that clients release: declare one, [[run.metrics]] name = "
             '"accuracy", every = …, and hold out records for it ([data] validation = 0.1)'
         )
+    for run in (config.run for config in configs):
+        if run.metrics[0].every >= run.rounds:
+            raise UserError(
+                f"of {run.rounds} rounds the metric is told in the first alone, of a model that nobody has "
+                f"trained: set every to {max(1, run.rounds - 1)} or less, with at least 2 rounds"
+            )
     return names.pop()
 
 

@@ -22,6 +22,7 @@ from modicum.privacy.second_opinion import plan_epsilon, stopping_epsilon
 FILE = "selection.json"
 SCHEMA = "modicum-selection/1"
 WAYS = ("stopping", "threefold", "split")
+EVERYBODY = "everybody who sees what is published"
 SEEN = {
     "stopping": "random stopping (Papernot & Steinke): the best of a secret number of trials",
     "threefold": "random stopping at 3ε (Liu & Talwar): the best of a secret, geometric number of trials",
@@ -146,7 +147,7 @@ def joined(plans: tuple[PrivacyPlan, ...]) -> PrivacyPlan:
 
 def _hidden(plan: PrivacyPlan) -> str:
     """From whom a published winner hides a unit: everybody but the curator."""
-    return plan.spec.sentence().rpartition(" from ")[0] + " from everybody who sees what is published."
+    return plan.spec.sentence().rpartition(" from ")[0] + f" from {EVERYBODY}."
 
 
 def problems(choice: Choice, client: str) -> tuple[float, float, list[str]]:

@@ -42,11 +42,17 @@ class ClientCheck:
     shapes: tuple[
         str, ...
     ] = ()  # of passes over secretly drawn records, in words; none: as many rows as were drawn
+    hidden_from: str = ""  # where it is not from whom the run's view says
 
     @property
     def matches(self) -> bool:
         """Whether nothing is wrong with this client's line."""
         return not self.problems
+
+    @property
+    def adversary(self) -> str:
+        """From whom a unit is hidden."""
+        return self.hidden_from or self.spec.view.sentence()
 
     @property
     def private(self) -> bool:
@@ -59,7 +65,7 @@ class ClientCheck:
             "client": self.client,
             "private": self.private,
             **self.spec.to_dict(),
-            "adversary": self.spec.view.sentence(),
+            "adversary": self.adversary,
             "guard": str(self.guard),
             "match": self.matches,
             "certified": _finite(self.certified),
@@ -170,7 +176,10 @@ def _verify_choice(path: Path, choice: chosen.Choice) -> Verification:
         unfounded = [problem for plan in plans for problem in second_opinion.too_much(plan)]
         own, second, found = (math.nan, None, unfounded) if unfounded else chosen.problems(choice, client)
         stated, spec = choice.epsilon[client], plans[0].spec
-        checks.append(ClientCheck(client, spec, Guard.PLAN, stated, own, second, tuple(found)))
+        hidden_from = "" if choice.stopping is None else chosen.EVERYBODY  # trials hide nothing from their curator
+        checks.append(
+            ClientCheck(client, spec, Guard.PLAN, stated, own, second, tuple(found), hidden_from=hidden_from)
+        )
     sentence = f"SIMULATION: {choice.sentence}" if choice.simulation else choice.sentence
     return Verification(
         ledger=str(path / chosen.FILE),

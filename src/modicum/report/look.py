@@ -94,7 +94,7 @@ def draw_look(look: Look) -> Any:
     if look.classes:
         names = list(look.labels) or [str(i) for i in range(len(look.classes))]
         values, error = [one.value for one in look.classes], look.classes[0].error
-        _counted(axes.pop(0), "records by class", names, values, error)
+        _counted(axes.pop(0), f"{look.spec.unit}s by class", names, values, error)
     for one in panels:
         _column(axes.pop(0), one)
     if look.correlations:
@@ -157,7 +157,8 @@ def write_look_page(files: RunFolder, look: Look) -> None:
 def look_page(look: Look, certificate: Certificate, picture: bytes | None) -> str:
     """One file without outside parts."""
     parts = [
-        f'<p class="quiet">{look.records} records of {len(look.releases)} clients; run {escape(look.run)}.</p>',
+        f'<p class="quiet">{look.records} {look.spec.unit}s of {len(look.releases)} clients; run '
+        f"{escape(look.run)}.</p>",
         simulated_part(known=False, simulation=bool(certificate.noise["simulation"])),
         picture_part(picture),
         _table(look),

@@ -134,7 +134,7 @@ def summarise(run: Simulation, certificate: Certificate, records: Sequence[Round
         run=certificate.run,
         seed=e.seed,
         simulation=bool(certificate.noise["simulation"]),
-        clients=len(e.federation.budgets),
+        clients=len(e.federation.budgets) if (many := e.federation.data.population) is None else many.count,
         retired=len(run.server.state.retired),
         rounds=len(records),
         rounds_planned=e.rounds,

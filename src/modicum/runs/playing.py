@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from modicum.attacks.audits import Settings as AuditSettings
 from modicum.attacks.audits import audit as play_audit
 from modicum.attacks.audits import refuse_real, refuse_unfit
-from modicum.data.check import refuse_peeks
+from modicum.data.check import refuse_peeks, refuse_population
 from modicum.errors import PrivacyWarning, UserError, counted
 from modicum.federation.control import Callback, EarlyStop, PublicRound, asked_again, check_known
 from modicum.federation.experiment import Experiment
@@ -156,6 +156,7 @@ def _open(
     try:
         if audit is not None:
             refuse_real(simulation)
+            refuse_population(experiment.federation.data, "an audit")
             refuse_unfit(audit, experiment)
         if not simulation:
             refuse_peeks(experiment.federation.data)

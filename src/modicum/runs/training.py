@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from modicum.config.write import describe_experiment
 from modicum.core.setting import MethodSpec
 from modicum.data.arrays import FederatedData
 from modicum.data.budgets import Budgets, assign_budgets
+from modicum.data.look import Look
 from modicum.errors import UserError
 from modicum.federation.control import EarlyStop
 from modicum.federation.experiment import Experiment, Federation
@@ -51,12 +53,14 @@ def train(
     folder: str | PathLike[str] | None = None,
     resume: bool = False,
     workers: int | None = None,
+    ray: str | None = None,
     cohorts: Cohorts = Cohorts(),
     server: Server = Server(),
     noise: Noise = Noise(),
     engine: Engine = Engine(),
     watching: Watching = Watching(),
     account: Account | None = None,
+    looks: Sequence[Look | str | PathLike[str]] = (),
     **old: Any,
 ) -> Run:
     """Train, and write a run folder.
@@ -78,6 +82,7 @@ def train(
         folder: where to write [default: a new folder under ./runs].
         resume: continues a run of the same experiment that was interrupted.
         workers: processes that compute clients, a thread each: the same bits for any number [default: none].
+        ray: address of a Ray cluster that has those processes [default: none; this machine].
         cohorts: who takes part.
         noise: how noise is drawn: of floats, on a lattice, or correlated over rounds.
         server: hot start, averages, limits of bounds, how often to evaluate.
@@ -85,6 +90,7 @@ def train(
         watching: progress, callbacks, early stop, trackers, transcript, audit.
         account: one lifetime grant for this and all other runs on the same records; a run that does not fit is
             refused before anything is computed.
+        looks: at the same records, taken before (`mo.look`, or their folders), whose price is within the budgets.
         **old: settings of the four groups by their own names, as before; each warns.
 
     Returns:
@@ -116,7 +122,9 @@ def train(
         device=engine.device,
         compile=engine.compile,
         workers=workers,
+        ray=ray,
         model_options={**(model_options or {}), **({} if adapters is None else {OPTION: adapters})},
+        looks=tuple(_taken(look) for look in looks),
     )
     if resume and folder is None:
         raise UserError("say which run to resume: give its folder")
@@ -138,6 +146,11 @@ def train(
             until=watching.until,
             account=account,
         )
+
+
+def _taken(look: Look | str | PathLike[str]) -> Look:
+    """No file says what was planned before it: a training from Python may have followed from its figures (R2)."""
+    return replace(look if isinstance(look, Look) else Look.read(look), planned_before=False)
 
 
 def _both(*watches: Watch | None) -> Watch:

@@ -21,11 +21,17 @@ from modicum.studio.silo_row import INVITATION, of_silo
 
 DEEPEST = 5  # folders below the studio's in which runs are looked for
 MOST = 20_000  # runs: more belong into folders of their own
-SIGNS = ("metrics.jsonl", "certificate.json", "ledger.sqlite")  # a folder with one of them is a run
+SIGNS = ("metrics.jsonl", "certificate.json", "ledger.sqlite", "selection.json")  # with one of them it is a run
 ACCOUNT = "account.sqlite"
 OTHERS = ("clients", "attacks", "secure")  # folders inside a run, which hold none
+CURATOR = "-curator"  # ends the name of a folder whose trials nobody but a search's curator may see
 STATUS = "status.json"  # of a deployed server
-LASTING = ("metrics.jsonl", "summary.json", "ledger.sqlite")  # the latest of them says when a run last moved
+LASTING = (
+    "metrics.jsonl",
+    "summary.json",
+    "ledger.sqlite",
+    "selection.json",
+)  # the latest of them says when a run last moved
 STAMPED = (
     *LASTING,
     "config.toml",
@@ -131,7 +137,7 @@ def describe(found: Found) -> dict[str, Any]:
     certified = [most(group) for group in groups] if isinstance(groups, list) else []
     joined = {} if summary or config else read_json(found.folder / INVITATION)
     silo = of_silo(joined, read_json(files.certificate)) if joined else {}
-    told = measures(summary)
+    told, choice = measures(summary), read_json(files.selection)
     known = {
         "id": found.id,
         "name": found.name,
@@ -154,7 +160,20 @@ def describe(found: Found) -> dict[str, Any]:
         "finished": bool(summary),
         "said": str(read_json(found.folder / STATUS).get("said") or ""),
     }
-    return known | silo
+    return known | silo | (_of_choice(choice) if choice else {})
+
+
+def _of_choice(choice: Mapping[str, Any]) -> dict[str, Any]:
+    """A search: what winner and search cost, and nothing of the trials that lost."""
+    settings, paid = choice.get("settings"), table(choice, "epsilon").values()
+    listed = len(settings) if isinstance(settings, list) else 0
+    return {
+        "note": f"The winner of a search among {listed} settings.",
+        "simulation": choice.get("simulation") is not False,
+        "clients": len(paid) or None,
+        "epsilon": max((e for e in map(number, paid) if e is not None), default=None),
+        "finished": True,
+    }
 
 
 def inside(path: Path, root: Path) -> bool:
@@ -200,10 +219,14 @@ def _folders(root: str) -> Iterator[tuple[str, set[str]]]:
                 if entry.name in SIGNS or entry.name == ACCOUNT:
                     if entry.is_file(follow_symlinks=False):
                         names.add(entry.name)
-                elif depth < DEEPEST and entry.name not in OTHERS and entry.is_dir(follow_symlinks=False):
+                elif depth < DEEPEST and _open_to_all(entry.name) and entry.is_dir(follow_symlinks=False):
                     below.append((entry.path, depth + 1))
         yield folder, names
         waiting += below
+
+
+def _open_to_all(name: str) -> bool:
+    return name not in OTHERS and not name.endswith(CURATOR)
 
 
 def _state(found: Found, held: set[tuple[int, int, int]] | None, row: Mapping[str, Any], *, told: bool) -> str:

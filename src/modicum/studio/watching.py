@@ -109,9 +109,9 @@ class Watching:
         config = files.config
         if since == 0 and inside(config, self.catalogue.root):
             value["config"] = beginning(config, CONFIG).decode(errors="replace")
-        look = one.found.files.look
-        if since == 0 and inside(look, self.catalogue.root):
-            value["look"] = read_json(look)
+        for name, path in (("look", files.look), ("choice", files.selection)):
+            if since == 0 and inside(path, self.catalogue.root):
+                value[name] = read_json(path)
         return value
 
 

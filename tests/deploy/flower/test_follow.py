@@ -16,7 +16,7 @@ import pytest
 from modicum.cli import run
 from modicum.cli.app import app
 from modicum.deploy.flower import server_app
-from modicum.deploy.flower.follow import Started, follow, note_start, round_age, status_of
+from modicum.deploy.flower.follow import STARTED, Started, follow, forget_earlier, note_start, round_age, status_of
 from modicum.deploy.flower.project import LOG_FILE, STATUS, settings, write_project
 from modicum.errors import UserError
 from modicum.federation.records import MetricsFile, RoundRecord
@@ -98,8 +98,25 @@ def test_a_server_that_does_not_begin_is_given_up(tmp_path: Path) -> None:
 
 def test_a_new_start_forgets_what_an_earlier_server_said(tmp_path: Path) -> None:
     say(tmp_path, "failed", "of old")
-    note_start(tmp_path, Started(7, "127.0.0.1:1", "keys"))
+    forget_earlier(tmp_path)
     assert status_of(tmp_path)["state"] == "waiting"
+    say(tmp_path, "finished")  # by a server that was quicker than whoever started it
+    note_start(tmp_path, Started(7, "127.0.0.1:1", "keys"))
+    assert status_of(tmp_path)["state"] == "finished"
+
+
+def test_a_second_start_hides_no_run_that_goes_on(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It made `status` say `waiting` over a run at work, and `stop` end the run that was not."""
+    folder = project.parent / "server"
+    note_start(folder, Started(7, "127.0.0.1:1", "keys"))
+    say(folder, "running")
+    with RunFolder(folder).alone():
+        assert run(app, ["flower", "start", str(project)]) == 2
+        assert "a run goes on in" in capsys.readouterr().err
+        assert status_of(folder)["state"] == "running"
+        assert '"run_id": 7' in (folder / STARTED).read_text()
+    forget_earlier(folder)  # the negative control: nobody holds the folder, so its server is gone
+    assert status_of(folder)["state"] == "waiting"
 
 
 def test_status_and_logs_tell_why_a_run_died(project: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,7 +21,8 @@ from torch.func import functional_call
 
 from modicum.compute.clipping import any_module, group_norm
 from modicum.compute.clipping.any_module import Inputs
-from modicum.compute.clipping.linear import fits, shown_linear
+from modicum.compute.clipping.gathered import Group, grouped, waiting
+from modicum.compute.clipping.linear import fits, is_turned, multiplied_in, shown_linear
 from modicum.compute.clipping.pieces import Dense, Kept, Piece
 from modicum.compute.clipping.problem import (
     Loss,
@@ -102,6 +103,9 @@ class PassRecorder:
         self.squares: dict[str, Tensor] = {}
         self.kept: dict[str, Kept] = {}
         self.shared: dict[str, list[Piece]] = {}
+        self.waiting: dict[str, Dense] = {}
+        self.groups: list[Group] = []
+        self.cast: tuple[Tensor, int, Tensor] | None = None
         self.only_gradients = only_gradients  # the probe looks at raw gradients before anything is measured
         self.owned, self.whole = _owned(self.parts, trained)
         # With every parameter frozen nothing would require a gradient: the anchor makes each tap's output do so.
@@ -111,6 +115,7 @@ class PassRecorder:
         """The losses; with `state`, of a model whose parameters and buffers are those."""
         with self.watched(), torch.enable_grad():
             outputs = self.model(x) if state is None else functional_call(self.model, state, (x,))
+            self.cast = None
             return check_losses(loss(outputs, y), self.examples)
 
     @property
@@ -127,7 +132,7 @@ class PassRecorder:
             own |= {nn.GroupNorm: self._normalise, nn.Linear: self._multiply}
         replaced, handles = [], []
         for layer in self.owned:
-            way = own.get(type(layer))
+            way = self._multiply if is_turned(layer) and not self.only_gradients else own.get(type(layer))
             if layer in self.whole:
                 handles.append(layer.register_forward_hook(self._record_whole, with_kwargs=True))
             elif way is None or "forward" in vars(layer):  # somebody else's stays
@@ -162,10 +167,22 @@ class PassRecorder:
         tapped: Tensor = _Tap.apply(output, self.anchor, self, call)  # type: ignore[no-untyped-call]
         return tapped
 
-    def _multiply(self, layer: nn.Linear, *args: Any, **keywords: Any) -> Tensor:
-        if not fits(layer, args):
-            return self._record(layer, args, nn.Linear.forward(layer, *args, **keywords))
-        return shown_linear(layer, args[0], self.anchor, partial(self.receive, self._called(layer, args)))
+    def _multiply(self, layer: nn.Module, *args: Any, **keywords: Any) -> Tensor:
+        if not fits(layer, args) or len(args[0]) == 1 < self.rows:
+            return self._record(layer, args, type(layer).forward(layer, *args, **keywords))
+        taken = self._taken(args[0])
+        call = self._called(layer, (taken,))
+        return shown_linear(layer, args[0], taken, self.anchor, partial(self.receive, call))
+
+    def _taken(self, x: Tensor) -> Tensor:
+        """Inputs as they are multiplied: one copy for all layers in a row that take the same."""
+        dtype = multiplied_in(x)
+        if x.dtype == dtype:
+            return x.detach()
+        before = self.cast
+        if before is None or before[0] is not x or before[1] != x._version or before[2].dtype != dtype:
+            self.cast = before = x, x._version, x.detach().to(dtype)
+        return before[2]
 
     def _look_up(self, layer: nn.Embedding, *args: Any, **keywords: Any) -> Tensor:
         """Places that all examples share, (1, T), become each example's own: the sum over examples would be all
@@ -228,6 +245,10 @@ class PassRecorder:
                     continue
                 if self.uses[name] > 1:
                     self.shared.setdefault(name, []).append(piece)
+                    continue
+                small = None if self.only_gradients else waiting(piece)
+                if small is not None:
+                    self.waiting[name] = small
                 else:
                     self.squares[name], self.kept[name] = piece.measure()
         call.input = call.gradient = None
@@ -261,11 +282,21 @@ class PassRecorder:
             self.squares[name], self.kept[name] = joined(found).measure()
         self.shared = {}
 
+    def measure_waiting(self) -> None:
+        """Small gradients, once all are known."""
+        self.groups, alone = grouped(self.waiting)
+        self.waiting = {}
+        for name, (squares, kept) in alone.items():
+            self.squares[name], self.kept[name] = squares, kept
+        for group in self.groups:
+            self.squares |= group.squares()
+
     def settle(self, clip: Clip, weights: Tensor | None) -> tuple[dict[str, Tensor], Tensor]:
         """The weighted sum, and the norms; an example that is not finite is zero in both.
 
         Zeros are put in its place always, without asking whether there is one."""
         self.measure_shared()
+        self.measure_waiting()
         names = [name for name in self.trained if name in self.squares]
         if not names:
             none = nothing(self.trained, self.examples)
@@ -281,11 +312,15 @@ class PassRecorder:
     def _weighted(
         self, kept: dict[str, Kept], names: list[str], factors: Tensor, finite: Tensor
     ) -> dict[str, Tensor]:
-        column = dict(zip(names, factors.unbind(1), strict=True))
-        return {
-            name: kept.pop(name).only(finite).weighted_sum(column[name]) if name in kept else zero_like(p)
-            for name, p in self.trained.items()
-        }
+        columns = factors.t().contiguous() if factors.is_cuda else factors.t()  # one launch for all of them
+        column = dict(zip(names, columns.unbind(), strict=True))
+        groups, self.groups = self.groups, []
+        sums: dict[str, Tensor] = {}
+        for group in groups:
+            sums |= group.weighted_sums(torch.stack([column[name] for name in group.names]), finite)
+        for name in [name for name in self.trained if name in kept]:
+            sums[name] = kept.pop(name).only(finite).weighted_sum(column[name])
+        return {name: sums[name] if name in sums else zero_like(p) for name, p in self.trained.items()}
 
 
 def _owned(

@@ -32,6 +32,9 @@ KEPT = 12
 """Graphs that are kept; the one that was not used for longest goes first."""
 
 
+ASIDE = 1 << 16
+"""Numbers of an answer that is compared later, from which on it waits in the computer's memory."""
+
 WATCHED = 64
 """Shapes whose calls are counted."""
 
@@ -145,7 +148,7 @@ class Graphs:
         if self._pool is None and inputs[0].is_cuda:
             self._pool = torch.cuda.graph_pool_handle()
         with without_drawing(inputs[0].device):
-            truth = work(*inputs)
+            truth = aside(work(*inputs))
         try:
             with without_drawing(inputs[0].device):
                 found = self._make(work, inputs, self._pool)
@@ -168,12 +171,20 @@ class Graphs:
             self._kept.popitem(last=False)
 
 
+def aside(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Large ones wait beside the device, whose memory a capture needs."""
+    return tuple(t.cpu() if t.is_cuda and t.numel() > ASIDE else t for t in tensors)
+
+
 def agree(found: Sequence[Tensor], truth: Sequence[Tensor], tolerance: float = 1e-3) -> bool:
     """Each answer, up to the rounding of its own numbers and a little of everybody's, where terms cancel."""
-    pairs = [(f.double().nan_to_num(), t.double().nan_to_num()) for f, t in zip(found, truth, strict=True)]
-    sizes = torch.stack([torch.linalg.vector_norm(t) for _, t in pairs])
-    off = torch.stack([torch.linalg.vector_norm(f - t) for f, t in pairs])
-    device = truth[0].device
+    device = found[0].device
+
+    def sizes_of(f: Tensor, t: Tensor) -> Tensor:
+        t = t.to(device).double().nan_to_num()
+        return torch.stack([torch.linalg.vector_norm(v) for v in (t, f.double().nan_to_num() - t)])
+
+    sizes, off = torch.stack([sizes_of(f, t) for f, t in zip(found, truth, strict=True)]).unbind(1)
     coarse = product_rounding(device, torch.float32) > 0 or torch.is_autocast_enabled(device.type)
     return bool((off <= tolerance * (sizes + (0.1 if coarse else 1e-3) * torch.linalg.vector_norm(sizes))).all())
 

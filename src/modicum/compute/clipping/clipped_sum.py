@@ -36,16 +36,16 @@ from modicum.compute.clipping.switches import name_undetermined
 from modicum.compute.clipping.synthetic import own_weights, synthetic_rows
 from modicum.compute.clipping.tracing import LooksAtValuesError, as_traced, looking_modules, refuse_looking
 from modicum.core.clips import Clip
-from modicum.errors import UserError
+from modicum.errors import UntrainedWarning, UserError, listed
 
 REMEMBERED = 64
 """Routes that are kept: a loss that is made anew for each call would otherwise fill the memory."""
 
-PROBED, TRIES = 16, 3
-"""Rows that a probe looks at, however many a batch has, and how often it draws them where they do not tell."""
+PROBED, FEWEST_PROBED, TRIES = 16, 4, 3
+"""Rows that a probe looks at, and how often it draws them where they do not tell."""
 
 PROBE_ROWS = 2
-"""Rows by which ranges of whole numbers are found out."""
+"""Rows by which ranges of whole numbers are found out, and what happens outside of them."""
 
 SEARCHED = 2
 """Numbers of rows for which a model is searched: a silo's batches have one, or two where they are shuffled.
@@ -54,10 +54,6 @@ Others, of simulations that sample, take the route that was found so far."""
 
 class SlowClippingWarning(UserWarning):
     """A model takes the slow way; said once for each clipper, with the reason."""
-
-
-class UntrainedWarning(UserWarning):
-    """A parameter that is to be trained takes no part in the loss; said before the first record."""
 
 
 class Route(IntEnum):
@@ -146,7 +142,7 @@ class Clipper:
     def _settle(self, problem: Problem, known: tuple[Range, ...]) -> tuple[Route, str]:
         """The route, and why it is not the fastest."""
         with own_weights(self.model, torch.Generator().manual_seed(0)):
-            rows = self._blank(problem, PROBED)
+            rows = self._blank(problem, self._probed(problem))
             try:
                 unreached = refuse_looking(self.model, problem.trained, problem.loss, rows.x, rows.y)
             except LooksAtValuesError as looks:
@@ -156,8 +152,8 @@ class Clipper:
             except RuntimeError as failed:
                 name_undetermined(failed)
                 raise
-            _name_untrained(self.model, unreached)
-            odd = fails(rows, known)
+            name_untrained(self.model, unreached)
+            odd = fails(self._blank(problem, PROBE_ROWS), known)
             if odd:
                 _refuse_on_gpu(problem, odd)
                 return Route.ALONE, odd
@@ -172,7 +168,7 @@ class Clipper:
         """What a probe has to say against book-keeping."""
         found = ""
         for seed in range(TRIES):
-            rows = self._blank(problem, PROBED, seed)
+            rows = self._blank(problem, self._probed(problem), seed)
             try:
                 check_books(self.model, problem.trained, problem.loss, rows.x, rows.y)
             except UndecidedError as reason:
@@ -184,6 +180,10 @@ class Clipper:
             else:
                 return ""
         return found
+
+    def _probed(self, problem: Problem) -> int:
+        """Rows of a probe. A GPU may not have the memory for more than a batch has."""
+        return PROBED if problem.device.type == "cpu" else min(PROBED, max(FEWEST_PROBED, problem.examples))
 
     def _against(self, route: Route, problem: Problem) -> str:
         """What a search of rows has to say against a route; or that it cannot be gone."""
@@ -224,12 +224,12 @@ def _refuse_on_gpu(problem: Problem, odd: str) -> None:
         raise UserError(f"this model cannot be trained on a GPU because of {odd}: clamp them in its forward pass")
 
 
-def _name_untrained(model: nn.Module, unreached: list[str]) -> None:
+def name_untrained(model: nn.Module, unreached: list[str]) -> None:
+    """One line, before the first record, for parameters that no loss reaches."""
     if unreached:
-        names = ", ".join(unreached[:5]) + (f" and {len(unreached) - 5} more" if len(unreached) > 5 else "")
         message = (
-            f"the loss of {type(model).__name__} does not reach {names}: noise would be all that they are given; "
-            "freeze them with requires_grad_(False)"
+            f"the loss of {type(model).__name__} does not reach {listed(unreached)}: noise would be all that they "
+            "are given; freeze them with requires_grad_(False)"
         )
         warnings.warn(message, UntrainedWarning, stacklevel=6)
 

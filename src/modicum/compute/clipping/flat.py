@@ -184,12 +184,12 @@ def compile_work(work: Work, inputs: Sequence[Tensor], pool: object) -> Replay:
 
 def compiled_agrees(found: Sequence[Tensor], truth: Sequence[Tensor]) -> bool:
     """Norms example by example, sums parameter by parameter."""
-    device = truth[-1].device
-    coarse = product_rounding(device, truth[-1].dtype) > 0 or torch.is_autocast_enabled(device.type)
+    device = found[-1].device
+    coarse = product_rounding(device, found[-1].dtype) > 0 or torch.is_autocast_enabled(device.type)
     flips, off = (COARSE_FLIPS, COARSE_NORMS) if coarse else (FLIPS, NORMS)
     if not agree(found[:-1], truth[:-1], flips):
         return False
-    norms, expected = found[-1].nan_to_num().double(), truth[-1].nan_to_num().double()
+    norms, expected = (t.to(device).nan_to_num().double() for t in (found[-1], truth[-1]))
     typical = expected.square().mean().sqrt()
     return bool(((norms - expected).abs() <= off * (expected + 0.2 * typical)).all())
 

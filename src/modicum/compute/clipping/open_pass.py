@@ -24,6 +24,9 @@ from modicum.compute.clipping.tracing import as_traced, refusing_looks
 from modicum.core.clips import Clip
 from modicum.errors import UserError
 
+Fingerprint = tuple[tuple[int, int], ...]
+"""Of each parameter, then of each buffer: which tensor it is, and a sum of its bits."""
+
 OTHER_BATCH = "these losses are not of this batch: compute them from model(batch.x), for each batch anew"
 
 
@@ -144,14 +147,17 @@ class OpenPass:
         finally:
             self.close()
 
-    def judge(self, losses: Tensor) -> None:
+    def judge(self, losses: Tensor) -> list[str]:
         """Whether the books of this pass can be believed; the batch is over afterwards.
+
+        Returns:
+            Names of parameters that the losses do not reach.
 
         Raises:
             UserError: where they cannot, with the reason.
         """
         with self._ending():
-            check_recorded(self._recorder, losses)
+            return check_recorded(self._recorder, losses)
 
     def settle(self, losses: Tensor, clip: Clip, weights: Tensor | None, most: int | None = None) -> ClippedSum:
         """The clipped sum of this batch, and norms before clipping; both are private. The batch is over then.
@@ -186,7 +192,7 @@ def graph_of(losses: Tensor) -> int:
     return hash(tuple(order))
 
 
-def fingerprint(model: nn.Module) -> tuple[tuple[int, int], ...]:
+def fingerprint(model: nn.Module) -> Fingerprint:
     """Of which tensors a model consists and, but for a chance in 2^32, what is in them."""
     found = [*model.parameters(), *model.buffers()]
     sums = torch.stack([_bits(t).sum(dtype=torch.int64).cpu() for t in found]).tolist()

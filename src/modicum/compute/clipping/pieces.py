@@ -136,13 +136,23 @@ class LinearWeight:
             return of_inputs * of_outputs, self
         if sequence.takes(self.a, self.g):
             return sequence.measured(self.a, self.g)
+        return Dense(self.dense()).measure() if self.is_formed else (self.measure_factors(), self)
+
+    @property
+    def size(self) -> int:
+        """Numbers of one example's gradient."""
+        return self.inputs.shape[-1] * self.outputs.shape[-1]
+
+    @property
+    def is_formed(self) -> bool:
+        """Whether each example's gradient is written: a matter of shapes."""
+        if self.one_place is not None or sequence.takes(self.a, self.g):
+            return False
         places, d = self.a.shape[1:]
         p = self.g.shape[2]
         products = places * d * p
         by_gram = 4 * places**2 * (d + p) + 1.5 * products < 1.3 * products + WRITE * d * p
-        if by_gram or too_large(d * p, places * (d + p), on_gpu=self.a.is_cuda):
-            return self.measure_factors(), self
-        return Dense(self.dense()).measure()
+        return not by_gram and not too_large(d * p, places * (d + p), on_gpu=self.a.is_cuda)
 
     def measure_factors(self) -> Tensor:
         """Squared norms by the Gram route, for factors that are kept."""

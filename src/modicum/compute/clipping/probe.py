@@ -48,9 +48,12 @@ def check_books(model: nn.Module, trained: dict[str, nn.Parameter], loss: Loss, 
             check_recorded(recorder, losses)
 
 
-def check_recorded(recorder: PassRecorder, losses: Tensor) -> None:
+def check_recorded(recorder: PassRecorder, losses: Tensor) -> list[str]:
     """Judge the books of a forward pass that was recorded with `only_gradients`, while the trained parameters
     require gradients. The losses may come from anywhere.
+
+    Returns:
+        Names of parameters that the losses do not reach.
 
     Raises:
         BookKeepingUnsupportedError: where books would be wrong.
@@ -70,6 +73,7 @@ def check_recorded(recorder: PassRecorder, losses: Tensor) -> None:
     for name, truth in truths.items():
         if not bool(truth.any()):
             raise UndecidedError(f"parameter {name}, of which nothing shows how it is used")
+    return [name for name in recorder.trained if name not in truths]
 
 
 def _check_alone(model: nn.Module, loss: Loss, x: Any, y: Any, examples: int) -> None:

@@ -100,7 +100,7 @@ def fails(problem: Problem, known: tuple[Range, ...]) -> str:
 
     Called where lookups are safe, and tried on a processor: a GPU's context would not survive."""
     try:
-        model = problem.model if problem.device.type == "cpu" else copy.deepcopy(problem.model).cpu()
+        model = problem.model if problem.device.type == "cpu" else _copy_on_cpu(problem.model)
         ordinary = replace(problem, x=_on_cpu(problem.x), y=_on_cpu(problem.y))
         with torch.no_grad():
             outputs = model(ordinary.x)
@@ -151,6 +151,13 @@ def _widths(outputs: Iterable[Any]) -> list[int]:
     """Sizes that may be numbers of classes, the last first."""
     sizes = (n for t in outputs if isinstance(t, Tensor) for n in reversed(t.shape[1:]))
     return list(dict.fromkeys(sizes))
+
+
+def _copy_on_cpu(model: nn.Module) -> nn.Module:
+    """Without a second copy on its own device, which may have no room for one."""
+    there: dict[int, Any] = {id(p): nn.Parameter(p.detach().cpu(), p.requires_grad) for p in model.parameters()}
+    there |= {id(b): b.detach().cpu() for b in model.buffers()}
+    return copy.deepcopy(model, there).cpu()
 
 
 def _on_cpu(tree: Any) -> Any:

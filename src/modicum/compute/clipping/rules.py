@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from modicum.compute.clipping.convolution import ConvWeight, Geometry, takes_short
+from modicum.compute.clipping.linear import TURNED
 from modicum.compute.clipping.pieces import Dense, EmbeddingWeight, Kept, LinearWeight, Piece, RowBias
 from modicum.compute.clipping.problem import sum_dtype
-from modicum.compute.clipping.sequence import takes, takes_bf16
+from modicum.compute.clipping.sequence import norm_gradients, takes, takes_bf16
 
 Pieces = dict[str, Piece]
 Rule = Callable[[Any, Tensor, Tensor], Pieces]
@@ -125,6 +126,9 @@ def _embedding(layer: Any, a: Tensor, g: Tensor) -> Pieces:
 
 def _layer_norm(layer: Any, a: Tensor, g: Tensor) -> Pieces:
     shape = layer.normalized_shape
+    both = norm_gradients(a, g, layer.eps) if len(shape) == 1 else None
+    if both is not None:
+        return {name: Dense(t) for name, t in zip(("weight", "bias"), both, strict=True)}
     standard = functional.layer_norm(a, shape, eps=layer.eps)
     found: Pieces = {"weight": Dense(_over_places(g * standard, shape))}
     if layer.bias is not None:
@@ -166,7 +170,7 @@ RULES: dict[type[nn.Module], Rule] = {
     nn.RMSNorm: _rms_norm,
 }
 
-BY_NAME: dict[str, Rule] = {"transformers.pytorch_utils.Conv1D": _turned_linear}
+BY_NAME: dict[str, Rule] = {TURNED: _turned_linear}
 """Of packages that need not be installed."""
 
 

@@ -15,6 +15,10 @@ NARROWEST, SHORTEST = 64, 16
 """Outputs, inputs and places from which on tiles are worth forming; smaller gradients are kept."""
 
 
+WIDEST = 4096
+"""Features of a layer norm that one program holds."""
+
+
 def has_kernels(t: Tensor) -> bool:
     """Whether this device runs them."""
     return t.is_cuda and find_spec("triton") is not None
@@ -33,6 +37,19 @@ def takes(a: Tensor, g: Tensor) -> bool:
     return (exact or product_rounding(a.device, a.dtype, PRODUCTS) > 0) and longest_run(
         len(a), torch.float32
     ) >= SHORT
+
+
+@torch.library.custom_op("modicum::sequence_turned", mutates_args=())
+def _turned(values: Tensor) -> Tensor:
+    from modicum.compute.clipping import sequence_kernels
+
+    return sequence_kernels.turned(values).transpose(1, 2)
+
+
+@_turned.register_fake
+def _(values: Tensor) -> Tensor:
+    batch, places, width = values.shape
+    return values.new_empty(batch, width, places)
 
 
 @torch.library.custom_op("modicum::sequence_square_norms", mutates_args=())
@@ -64,6 +81,28 @@ def _(a: Tensor, g: Tensor, _weights: Tensor) -> Tensor:
     return as_released(a.new_empty(g.shape[2], a.shape[2], dtype=torch.float32), len(a), torch.float32)
 
 
+@torch.library.custom_op("modicum::norm_gradients", mutates_args=())
+def _norm_gradients(a: Tensor, g: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    from modicum.compute.clipping import sequence_kernels
+
+    of_weight, of_bias = sequence_kernels.norm_gradients(a, g, eps)
+    return of_weight, of_bias.clone()  # an operator's answers share no memory
+
+
+@_norm_gradients.register_fake
+def _(a: Tensor, _g: Tensor, _eps: float) -> tuple[Tensor, Tensor]:
+    return a.new_empty(len(a), a.shape[2]), a.new_empty(len(a), a.shape[2])
+
+
+def norm_gradients(a: Tensor, g: Tensor, eps: float) -> tuple[Tensor, Tensor] | None:
+    """(B, d) gradients of a layer norm's weight and bias by a kernel that reads everything once; None where it
+    does not apply."""
+    if not has_kernels(a) or a.dim() != 3 or a.dtype != torch.float32 or a.shape[2] > WIDEST:
+        return None
+    found: tuple[Tensor, Tensor] = _norm_gradients(a, g, eps)
+    return found
+
+
 @dataclass(frozen=True)
 class Formed:
     """A layer's gradients as their factors, from which the same tiles are formed again."""
@@ -85,7 +124,7 @@ class Formed:
 def measured(a: Tensor, g: Tensor) -> tuple[Tensor, Formed]:
     """(B,) squared norms of Σ_t δ_t a_tᵀ in float64, never less than of what is then summed; and what to keep."""
     if g.dtype != torch.bfloat16:
-        g = g.transpose(1, 2).contiguous().transpose(1, 2)  # as the kernels want it, once for both
+        g = _turned(g).transpose(1, 2)  # as the kernels want it, once for both
     squares: Tensor = _square_norms(a, g)
     # Squares that vanish in float32 are less than this each.
     return squares + (a.shape[2] * g.shape[2] + 1) * torch.finfo(torch.float32).tiny, Formed(a, g)

@@ -99,14 +99,43 @@ def with_row(tree: Any, row: int, content: float | None, other: Any) -> Any:
     return tree_map(changed, tree, other)
 
 
+DRAWN, SHIFT = 1 << 20, 1 << 10
+"""Numbers of a parameter that are drawn; larger ones repeat so many, each parameter from another place on."""
+
+
+class _Shared:
+    """Weights of large parameters, in one piece of memory: a GPU may have no room for all of them twice."""
+
+    def __init__(self, numbers: Tensor, most: int) -> None:
+        self.numbers, self.most, self.given = numbers, most, 0
+
+    def next(self, shape: torch.Size) -> Tensor:
+        """Of this shape, beginning elsewhere than the ones before."""
+        if self.given == 0:
+            times = -(-(self.most + DRAWN) // len(self.numbers))
+            self.numbers = self.numbers.repeat(times)
+        begin = self.given * SHIFT % DRAWN
+        self.given += 1
+        return self.numbers[begin : begin + shape.numel()].view(shape)
+
+
 @contextmanager
 def own_weights(model: nn.Module, drawn: torch.Generator) -> Iterator[None]:
     """Ordinary weights for a while, whatever the model's are; buffers are put back as well."""
     before = [(p, p.data) for p in model.parameters()]
     buffers = [(b, b.clone()) for b in model.buffers()]
+    most = max((data.numel() for _, data in before), default=0)
+    shared: dict[tuple[int, torch.dtype, torch.device], _Shared] = {}
     for p, data in before:
         wide = data[0].numel() if data.dim() > 1 else 4
-        p.data = (torch.randn(data.shape, generator=drawn) / wide**0.5).to(data) + (0.5 if data.dim() < 2 else 0.0)
+        if data.numel() <= DRAWN:
+            own = (torch.randn(data.shape, generator=drawn) / wide**0.5).to(data)
+        else:
+            key = wide, data.dtype, data.device
+            if key not in shared:
+                shared[key] = _Shared(torch.randn(DRAWN + 7, generator=drawn).to(data) / wide**0.5, most)
+            own = shared[key].next(data.shape)
+        p.data = own + 0.5 if data.dim() < 2 else own
     try:
         yield
     finally:

@@ -53,10 +53,22 @@ def planned(project: Path) -> Config:
     return read(read_settings(project)["experiment"])
 
 
-def note_start(folder: Path, started: Started) -> None:
-    """Kept for `status`, `logs` and `stop`; what an earlier server said is no longer so."""
+def forget_earlier(folder: Path) -> None:
+    """Before a run is started: what an earlier server said is no longer so, unless it is still at work.
+
+    Raises:
+        UserError: A second start would hide the run that goes on, and `stop` would end the wrong one.
+    """
     RunFolder(folder).make(fresh=False)
+    if status_of(folder)["state"] == "running":
+        raise UserError(
+            f"a run goes on in {folder}: `modicum flower status` tells more, `modicum flower stop` ends it"
+        )
     (folder / STATUS).unlink(missing_ok=True)
+
+
+def note_start(folder: Path, started: Started) -> None:
+    """Kept for `status`, `logs` and `stop`. Its server may have said something already."""
     write_durably(folder / STARTED, json.dumps(vars(started)).encode())
 
 

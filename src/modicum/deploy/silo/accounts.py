@@ -21,9 +21,14 @@ def check_accounts(spec: SiloSpec, account: Account, join: Join) -> None:
     """Before anything is drawn. What is found goes to the operator's log; the server gets a code."""
     found = _own(spec, account, join.heard.get(spec.name, ()))
     if found is None and (witness := witness_of(spec, account)) is not None:
-        agreed = spec.experiment.run.silos
-        for name, shown in _said(spec, join.accounts).items():
-            found = found or witness.objection(name, shown, new=agreed[name].account == "new")
+        said = _said(spec, join.accounts)
+        for name, agreed in spec.experiment.run.silos.items():
+            # A server that leaves a statement out, or spoils it, hides what it would have said.
+            shown = said.get(name, Statement("", 0, ""))
+            if name != spec.name:
+                found = found or witness.objection(name, shown, new=agreed.account == "new")
+        if found is None:
+            witness.keep(said)  # now, since a hostile server need not say it again when the run is over
     if found is not None:
         LOG.warning("%s", found)
         raise Refuse(Code.ACCOUNT_BEHIND)

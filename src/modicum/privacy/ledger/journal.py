@@ -51,6 +51,7 @@ PRAGMA user_version = {FORMAT};
 COMMIT;
 """
 
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 _DAMAGE = (sqlite3.DatabaseError, UnicodeDecodeError)  # the second where SQLite's own complaint is no text
 
 
@@ -85,7 +86,7 @@ class Entry:
 def canonical(value: Any) -> str:
     """One text per value: sorted keys, no spaces, shortest floats that read back the same; no NaN or infinity."""
     try:
-        text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+        text = _CANONICAL.encode(value)
         text.encode()
     except UnicodeEncodeError:
         raise UserError(

@@ -24,7 +24,7 @@ function parts(look) {
       "div",
       { class: "charts" },
       look.classes.length
-        ? bars("records by class", names, look.classes.map((one) => one.value), look.classes[0].error)
+        ? bars(`${look.spec.unit}s by class`, names, look.classes.map((one) => one.value), look.classes[0].error)
         : null,
       look.columns.filter((one) => one.bars.length).map((one) => bars(one.column.name, ends(one), one.bars, one.bar_error)),
     ),

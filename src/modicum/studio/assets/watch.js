@@ -1,6 +1,7 @@
 // One run at a time, finished or as it goes on.
 
 import { ask } from "./ask.js";
+import { choicePart } from "./choice.js";
 import { h, put } from "./dom.js";
 import { runList } from "./list.js";
 import { lookPart } from "./look.js";
@@ -112,7 +113,7 @@ function header(head, run) {
       : null,
     about.said ? h("p", { class: "error" }, about.said) : null,
     run.problem ? h("p", { class: "error" }, run.problem) : null,
-    run.silo ? null : keyFigures(run),
+    run.silo || run.choice ? null : keyFigures(run),
     about.simulation
       ? h(
           "p",
@@ -120,7 +121,7 @@ function header(head, run) {
           "A simulation: noise comes from a seed and protects nobody. What is drawn as ground truth, only a simulator can see.",
         )
       : null,
-    points.length || run.silo?.rounds?.length ? null : h("p", { class: "empty" }, "No round is finished yet."),
+    points.length || run.silo?.rounds?.length || run.choice ? null : h("p", { class: "empty" }, "No round is finished yet."),
     ...charges(run.silo, planned),
   );
 }
@@ -154,6 +155,7 @@ function footer(foot, run) {
     certified = groups.length && groups[0].epsilon;
   put(
     foot,
+    run.choice ? choicePart(run.choice) : null,
     run.look ? lookPart(run.look) : null,
     certified ? h("h2", {}, "By budget") : null,
     certified ? groupTable(groups, about.score !== null, about.main) : null,
