@@ -9,11 +9,11 @@ import pytest
 import torch
 
 import modicum as mo
-from modicum import runs
 from modicum.errors import PrivacyWarning, UserError
 from modicum.federation import control
 from modicum.federation.control import EarlyStop, PublicRound
 from modicum.report import progress
+from modicum.runs import playing
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,7 @@ def test_ctrl_c_twice_ends_with_certificate_and_model(
     def pressed(_: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(runs, "somebody_looks", lambda: True)
+    monkeypatch.setattr(playing, "somebody_looks", lambda: True)
     monkeypatch.setattr(control.time, "sleep", pressed)
     run = train(fed, tmp_path / "a", watch=Interrupted())
     assert run.summary.rounds == 2
@@ -92,7 +92,7 @@ def test_ctrl_c_twice_ends_with_certificate_and_model(
 def test_ctrl_c_once_leaves_a_run_to_resume(
     fed: mo.Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runs, "somebody_looks", lambda: True)
+    monkeypatch.setattr(playing, "somebody_looks", lambda: True)
     monkeypatch.setattr(control.time, "sleep", lambda _: None)
     with pytest.raises(KeyboardInterrupt):
         train(fed, tmp_path / "a", watch=Interrupted())

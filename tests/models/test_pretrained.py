@@ -12,15 +12,24 @@ import pytest
 import torch
 
 import modicum as mo
+from modicum.compute.client_batched.choose import choose
+from modicum.compute.client_batched.fused import FusedBackend
+from modicum.compute.clipping.loop import LoopBackend
 from modicum.config import read
+from modicum.core.parts import Batch
 from modicum.core.records import Field
 from modicum.data import Arrays, Dataset, federate, from_torch
 from modicum.deploy.silo.terms import agreed_parts
 from modicum.errors import UserError
+from modicum.federation import evaluation
 from modicum.federation.experiment import Experiment
 from modicum.federation.identity import run_id
+from modicum.models.adapter import adapted
 from modicum.models.features import compute, extractor, featured
+from modicum.models.low_rank import from_options, with_adapters
 from modicum.models.named import agreed_name, build_named
+from modicum.tasks import next_token
+from tests.compute.stacks import error
 from tests.federation.test_learning import LENGTH, ROWS, WORDS, Named, tokens
 
 TOKENS = {"input_ids": Field((LENGTH,), "int", WORDS), "attention_mask": Field((LENGTH,), "bool")}
@@ -229,3 +238,59 @@ def test_a_silo_with_another_base_agrees_to_something_else(tmp_path: Path) -> No
         said.append(agreed_parts(read(folder / "experiment.toml")))
     assert said[0] == said[1]
     assert {part for part in said[0] if said[0][part] != said[2][part]} == {"model"}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("adapters", [{"rank": 2, "targets": ["v_proj"]}, {"rank": 0, "train": ["norm"]}])
+def test_clients_with_texts_are_trained_side_by_side_as_one_after_another(
+    transformers: Any, adapters: dict[str, Any]
+) -> None:
+    """On a GPU, that is; norms are none of the layers that the stacked engine knows, and are mapped."""
+    config = transformers.LlamaConfig(**SMALL, hidden_size=8, intermediate_size=16, num_key_value_heads=1)
+    torch.manual_seed(0)
+    model = adapted(transformers.LlamaForCausalLM(config), TOKENS)
+    with_adapters(model, from_options({"adapters": adapters})[0], 0)  # type: ignore[arg-type]
+    choice = choose(model, "cuda", several=True)
+    assert isinstance(choice.backend, FusedBackend)
+    assert choice.at_once > 1
+    assert isinstance(choose(model, "cpu", several=True).backend, LoopBackend)
+    ids = tokens()
+    masks = torch.arange(LENGTH) < torch.randint(2, LENGTH + 1, (ROWS, 1))
+    batches = [
+        Batch(
+            {"input_ids": ids[rows], "attention_mask": masks[rows]},
+            {"y": torch.where(masks, ids, -100)[rows]},
+        )
+        for rows in (slice(0, 5), slice(5, 10), slice(10, 15))
+    ]
+    layout = choice.backend.layout
+    theta = layout.read(model) + 0.05 * torch.randn(3, layout.dimension)
+
+    def losses(outputs: Any, targets: Any) -> Any:
+        return next_token().losses(outputs, targets["y"])
+
+    found = choice.backend.gradients(theta, batches, losses)
+    truth = LoopBackend(model).gradients(theta, batches, losses)
+    assert choice.backend._known("gradients")
+    assert all(choice.backend._proven.values())
+    assert error(found, truth) < 1e-4
+    assert error(found[[1, 0, 2]], truth) > 1e-2  # the negative control: another client's gradient is seen
+
+
+def test_perplexity_of_many_texts_is_told_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The outputs of all test texts together do not fit: 2,000 of 24 tokens among 50,000 are 10 GB."""
+    outputs, ids = torch.randn(30, LENGTH, WORDS), tokens()[:30]
+    y = torch.where(torch.arange(LENGTH) < torch.randint(1, LENGTH + 1, (30, 1)), ids, -100)
+    most: list[int] = []
+
+    class Told:
+        def outputs(self, _theta: Any, x: Any) -> Any:
+            most.append(len(x))
+            return outputs[x[:, 0]]
+
+    monkeypatch.setattr(evaluation, "NUMBERS", 10 * LENGTH * WORDS)
+    records = Batch(torch.arange(30)[:, None], {"y": y})
+    found = evaluation.evaluate(Told(), torch.zeros(1), records, next_token())  # type: ignore[arg-type]
+    assert most == [8, 10, 10, 2]
+    assert found == pytest.approx(next_token().evaluate(outputs, y), rel=1e-6)
+    assert next(iter(found)) == next_token().main

@@ -205,7 +205,7 @@ def test_a_sampled_training_needs_a_plan_from_before_the_look(tmp_path: Path) ->
 def test_another_promise_is_refused(taken: tuple[Path, Look]) -> None:
     folder, _ = taken
     other = ['method.view="server-sees-messages"', 'run.secure_aggregation="ideal"']
-    for changed in (other, ['method.adjacency="replace-one"']):
+    for changed in (other, ['privacy.adjacency="replace-one"']):
         with pytest.raises(UserError, match="give both the same"):
             set_up(experiment(read(folder / "e.toml", changed)), SimulatedNoise(0))
 

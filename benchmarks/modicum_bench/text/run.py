@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from math import isfinite
 from pathlib import Path
@@ -30,8 +32,10 @@ Say = Callable[[str], None]
 WHO = (*((CLIENTS, view) for view in VIEWS), (1, "messages"))  # the last: one party that has all records
 
 
-def bench(out: Path, cache: Path, *, weights: Path | None, texts: Path | None, seeds: int, say: Say) -> str:
-    """All that is not there yet; the table of what is."""
+def bench(
+    out: Path, cache: Path, *, weights: Path | None, texts: Path | None, seeds: int, workers: int = 1, say: Say
+) -> str:
+    """All that is not there yet, in several processes where that is asked for; the table of what is."""
     out.mkdir(parents=True, exist_ok=True)
     encoder = packaged(ENCODER, weights)
     raw = newsgroups(packaged(NEWSGROUPS, texts), encoder)
@@ -40,6 +44,11 @@ def bench(out: Path, cache: Path, *, weights: Path | None, texts: Path | None, s
     names, held_out = featured(names_of_classes(encoder), made, cache), for_choosing(data)
     choice, results = _Kept(out / "choice.json", names), _Kept(out / "results.json", names)
     chosen: dict[str, Cell] = {}
+    if workers > 1:
+        tried = [option for cell in _cells() for option in _options(cell)]
+        choice.fill_all(tried, held_out, workers, say)
+        best_of = [_best(cell, held_out, choice, say) for cell in _cells()]
+        results.fill_all([replace(b, seed=seed) for seed in range(seeds) for b in best_of], data, workers, say)
     for cell in _cells():
         best = chosen[_row(cell)] = _best(cell, held_out, choice, say)
         for seed in range(seeds):
@@ -59,10 +68,32 @@ class _Kept:
     def fill(self, cell: Cell, data: Dataset, say: Say) -> float:
         """What is there, or what it takes to find it."""
         if cell.key not in self.found:
-            self.found[cell.key] = play(cell, data, self.names)
-            self.path.write_text(json.dumps(self.found, indent=1))
-            say(f"{_row(cell)} seed {cell.seed}, lr {cell.lr:g}, {cell.rounds} rounds: {self.found[cell.key]:.4f}")
+            self._put(cell, play(cell, data, self.names), say)
         return self.found[cell.key]
+
+    def fill_all(self, cells: Iterable[Cell], data: Dataset, workers: int, say: Say) -> None:
+        """The same of many, each in the process that is free."""
+        left = [cell for cell in dict.fromkeys(cells) if cell.key not in self.found]
+        spawn = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(workers, spawn, _take, (data, self.names)) as pool:
+            for cell, value in zip(left, pool.map(_play_taken, left), strict=True):
+                self._put(cell, value, say)
+
+    def _put(self, cell: Cell, value: float, say: Say) -> None:
+        self.found[cell.key] = value
+        self.path.write_text(json.dumps(self.found, indent=1))
+        say(f"{_row(cell)} seed {cell.seed}, lr {cell.lr:g}, {cell.rounds} rounds: {value:.4f}")
+
+
+_taken: list[Dataset] = []  # a process's data and the public records, which it is given once
+
+
+def _take(data: Dataset, names: Dataset) -> None:
+    _taken[:] = data, names
+
+
+def _play_taken(cell: Cell) -> float:
+    return play(cell, *_taken)
 
 
 def _cells() -> Iterator[Cell]:
@@ -79,8 +110,11 @@ def _row(cell: Cell) -> str:
 
 def _best(cell: Cell, held_out: Dataset, tried: _Kept, say: Say) -> Cell:
     """Of each row and budget by the same search, on training records that were held out."""
-    options = settings_of(replace(cell, seed=CHOICE_SEED))
-    return max(options, key=lambda one: tried.fill(one, held_out, say))
+    return max(_options(cell), key=lambda one: tried.fill(one, held_out, say))
+
+
+def _options(cell: Cell) -> Iterator[Cell]:
+    return settings_of(replace(cell, seed=CHOICE_SEED))
 
 
 def _without_records(data: Dataset, names: np.ndarray) -> dict[str, float]:

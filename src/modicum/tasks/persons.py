@@ -29,6 +29,7 @@ def of_persons(task: Task, *, summed: bool) -> Task:
         shares={name: partial(rows.share, name) for name in task.shares},
         labels=Labels.ANY,
         of_persons=True,
+        brief=None,
     )
 
 

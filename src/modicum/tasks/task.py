@@ -36,6 +36,10 @@ def _unchanged(outputs: Any) -> Any:
     return outputs
 
 
+def _nothing(_briefs: Tensor) -> dict[str, float]:
+    return {}
+
+
 @dataclass(frozen=True, eq=False)
 class Task:
     """What is learned. `modicum.tasks` has the usual ones; this is for one's own.
@@ -62,6 +66,8 @@ class Task:
     larger_is_better: bool = False
     labels: Labels = Labels.ANY
     name: str = "own"
+    brief: Callable[[Any, Tensor], Tensor] | None = None  # (outputs, labels) → what `tell` needs of each record
+    tell: Callable[[Tensor], dict[str, float]] = field(default=_nothing, repr=False)  # all metrics, of briefs
     options: Mapping[str, Any] = field(default_factory=dict)  # as a file would give them
     of_persons: bool = field(default=False, repr=False)  # by `modicum.tasks.persons`: an example is a person
 

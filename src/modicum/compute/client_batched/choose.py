@@ -23,6 +23,9 @@ GPU_STACK = 1 << 24
 GPU_ROWS = 64
 """Clients of a stack on a GPU at most."""
 
+GPU_WHOLE = 1 << 33
+"""Parameters of a stack on a GPU, frozen ones counted for each client: their activations take the memory."""
+
 LARGE = 1 << 20
 """A model of more parameters fills the device by itself."""
 
@@ -41,15 +44,18 @@ def choose(
 ) -> Choice:
     """The fastest engine for this model on this device; or on request one client after another, compiled.
 
-    `several`: records are several tensors, which are not stacked.
+    `several`: records are several tensors, such as tokens and their mask; a CPU is kept busy by one client.
     """
     size, device = Layout.of(model).dimension, torch.device(device)
     if compiled:
         return Choice(LoopBackend(model, Way.COMPILED), 1, "compiled, as was asked for")
-    reason = "records of several tensors" if several else _needs_loop(model, size, device)
+    single = several and device.type == "cpu"
+    reason = "records of several tensors" if single else _needs_loop(model, size, device)
     if reason:
         return Choice(LoopBackend(model), 1, reason)
     at_once = CPU_STACK // size if device.type == "cpu" else min(GPU_ROWS, GPU_STACK // size)
+    if several:
+        at_once = min(at_once, GPU_WHOLE // sum(p.numel() for p in model.parameters()))
     return Choice(FusedBackend(model), max(2, at_once), f"{size:,} parameters")
 
 
