@@ -123,6 +123,7 @@ def main() -> None:
     parser.add_argument("--sdist", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--budget", type=float, default=BUDGET)
     given = parser.parse_args()
     records, public = dataset(given.sdist)
@@ -135,10 +136,11 @@ def main() -> None:
         with given.out.open("a", encoding="utf-8") as file:
             file.write(json.dumps(found) + "\n")
 
-    keep(method="beside", **without_privacy(records, public))
+    if given.first == 0:
+        keep(method="beside", **without_privacy(records, public))
     public_mean = public.x.mean(0)
     proxied = Dataset("census-public", public, Arrays.empty(public), 2)
-    for seed in range(given.seeds):
+    for seed in range(given.first, given.seeds):
         cold = centred(federate(records, clients=CLIENTS, seed=seed), public_mean)
         hot = centred(
             federate(records, clients=CLIENTS, proxy=proxied, proxy_validation=0.0, seed=seed), public_mean

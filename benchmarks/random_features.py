@@ -56,12 +56,10 @@ def seen(data: FederatedData, width: float | None) -> FederatedData:
     def of(arrays: Arrays) -> Arrays:
         return Arrays(bent(arrays.x, width), arrays.y)
 
-    return replace(
-        data,
-        clients=tuple(replace(c, train=of(c.train)) for c in data.clients),
-        test=of(data.test),
-        proxy=of(data.proxy),
+    clients = tuple(
+        replace(c, train=of(c.train), validation=of(c.validation), test=of(c.test)) for c in data.clients
     )
+    return replace(data, clients=clients, test=of(data.test), proxy=of(data.proxy))
 
 
 def score(data: FederatedData, budgets: tuple[float, ...], seed: int) -> float:

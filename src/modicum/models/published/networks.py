@@ -47,13 +47,17 @@ class Folded(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """`top`: the largest value of the activation; ∞ is ReLU, and None leaves values as they are."""
-        y = functional.conv2d(self._padded(x), self.filters, self.shift, self.stride, 0, 1, self.groups)
+        x, around = self._padded(x)
+        y = functional.conv2d(x, self.filters, self.shift, self.stride, around, 1, self.groups)
         return y if self.top is None else y.clamp_(0, self.top) if math.isfinite(self.top) else y.relu_()
 
-    def _padded(self, x: Tensor) -> Tensor:
+    def _padded(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
+        """What is uneven is added to the image; the convolution adds the rest, which saves a copy."""
         size = self.filters.shape[2]
-        around = [pad for length in (x.shape[3], x.shape[2]) for pad in self._pads(length, size)]
-        return functional.pad(x, around) if any(around) else x
+        high, wide = (self._pads(length, size) for length in x.shape[2:])
+        if high[0] == high[1] and wide[0] == wide[1]:
+            return x, (high[0], wide[0])
+        return functional.pad(x, [*wide, *high]), (0, 0)
 
     def _pads(self, length: int, size: int) -> tuple[int, int]:
         if not self.same:
