@@ -33,7 +33,7 @@ import modicum as mo
 LENGTH, LEAST, BATCH, VALUES = 24, 20, 20, 49152
 NOTHING = np.uint16(65535)
 CHOICE = 1_000  # the seed of cohorts and noise with which settings are chosen
-RATES = (0.1, 0.3, 1.0)
+RATES = (0.1, 0.2, 0.05)
 LORA: dict[str, Any] = {"rank": 1, "targets": ["v_proj", "o_proj"], "train": []}
 NORMS: dict[str, Any] = {"rank": 0, "train": ["input_layernorm", "post_attention_layernorm", "norm"]}
 KINDS = ("independent", "correlated")
@@ -209,13 +209,18 @@ class Player:
 
 
 def rates(cell: Cell) -> list[Cell]:
-    return [replace(cell, rate=rate * (0.3 if cell.noise != "correlated" else 1.0)) for rate in RATES]
+    return [replace(cell, rate=rate * _scale(cell)) for rate in RATES]
+
+
+def _scale(cell: Cell) -> float:
+    """With more noise, shorter steps."""
+    return 1.0 if cell.noise == "correlated" else 0.5
 
 
 def chosen(player: Player, given: argparse.Namespace) -> list[Cell]:
     """Which parameters, by correlated noise at ε = 8; then a step for each kind of noise and budget."""
     eight = Cell("correlated", 8.0, 0.0, rounds=given.rounds, per_round=given.per_round)
-    tried = [c for name in TRAINED for c in rates(replace(eight, trained=name))]
+    tried = [c for name in given.trained for c in rates(replace(eight, trained=name))]
     player.cells(sorted(tried, key=lambda c: c.rate))
     first = player.best(tried)
     if first is None:
@@ -224,7 +229,7 @@ def chosen(player: Player, given: argparse.Namespace) -> list[Cell]:
         replace(first, noise="none", budget=float("inf")),
         *(replace(first, noise=n, budget=b) for b in (8.0, 2.0) for n in ("independent", "correlated")),
     ]
-    player.cells([c for row in rows for c in rates(row)])
+    player.cells(sorted((c for row in rows for c in rates(row)), key=lambda c: RATES.index(c.rate / _scale(c))))
     return [best for row in rows if (best := player.best(rates(row))) is not None]
 
 
@@ -245,6 +250,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--per-round", type=int, default=31)
+    parser.add_argument("--trained", nargs="+", default=[*TRAINED], choices=[*TRAINED])
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--people", type=int, help="the first few alone, to try the script")
     given = parser.parse_args()

@@ -12,12 +12,14 @@ import pytest
 import torch
 
 import modicum as mo
+from modicum.compute.client_batched import fixed_shape
 from modicum.compute.client_batched.choose import choose
 from modicum.compute.client_batched.fused import FusedBackend
 from modicum.compute.clipping.loop import LoopBackend
 from modicum.config import read
 from modicum.core.parts import Batch
 from modicum.core.records import Field
+from modicum.core.stack import Pool
 from modicum.data import Arrays, Dataset, federate, from_torch
 from modicum.deploy.silo.terms import agreed_parts
 from modicum.errors import UserError
@@ -243,7 +245,7 @@ def test_a_silo_with_another_base_agrees_to_something_else(tmp_path: Path) -> No
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("adapters", [{"rank": 2, "targets": ["v_proj"]}, {"rank": 0, "train": ["norm"]}])
 def test_clients_with_texts_are_trained_side_by_side_as_one_after_another(
-    transformers: Any, adapters: dict[str, Any]
+    transformers: Any, adapters: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a GPU, that is; norms are none of the layers that the stacked engine knows, and are mapped."""
     config = transformers.LlamaConfig(**SMALL, hidden_size=8, intermediate_size=16, num_key_value_heads=1)
@@ -269,7 +271,9 @@ def test_clients_with_texts_are_trained_side_by_side_as_one_after_another(
     def losses(outputs: Any, targets: Any) -> Any:
         return next_token().losses(outputs, targets["y"])
 
-    found = choice.backend.gradients(theta, batches, losses)
+    monkeypatch.setattr(fixed_shape, "use_graphs", lambda _: True)  # as on a GPU
+    pooled = Pool(batches).batches([torch.arange(5)] * 3)
+    found = choice.backend.gradients(theta, pooled, losses)
     truth = LoopBackend(model).gradients(theta, batches, losses)
     assert choice.backend._known("gradients")
     assert all(choice.backend._proven.values())

@@ -1,6 +1,6 @@
 """The grid's tasks again on features of ImageNet networks: `auto` and its nearest rivals.
 
-    python -m modicum_bench.leaderboard.networks --out benchmarks/backbones --workers 12
+    python -m modicum_bench.leaderboard.networks --out benchmarks/backbones/networks --workers 12
 
 Features are computed first, on a GPU where there is one. Rivals' settings are chosen on public stand-ins behind
 the same network at the noises that cells have, and written down before the first cell is played. What matters

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from modicum.core import integers
 from modicum.core.rows import NoiseRows
-from modicum.core.threads import spread
+from modicum.core.threads import pays, spread
 from modicum.errors import UserError
 from modicum.privacy.correlated import Correlation
 from modicum.privacy.events import Block, Cyclic, NoSampling, Poisson, Release, Shuffled
@@ -264,11 +264,11 @@ def _add_noise_to_rows(
         row += source.normal(key, len(row), std, _precision(rows))
 
     alike = list(zip(rows.numpy(), draws, strict=True))
-    if all(type(source) is SimulatedNoise for source in sources):  # each draw has a stream of its own
-        spread(add, alike)
-    else:
-        for one in alike:
-            add(one)
+    if pays(len(alike)) and all(type(source) is SimulatedNoise for source in sources):
+        spread(add, alike)  # each draw has a stream of its own
+        return
+    for row, (source, key, std) in alike:
+        row += source.normal(key, len(row), std, _precision(rows))
 
 
 def _others(source: NoiseSource, request: ReleaseRequest, block: str) -> dict[str, Tensor]:

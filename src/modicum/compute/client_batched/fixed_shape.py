@@ -33,6 +33,8 @@ def fits(batches: Sequence[Batch], theta: Tensor) -> TypeGuard[PooledBatches]:
     """Whether the batches can be gathered on the device with one index, and no client is without records."""
     if not (use_graphs(theta) and isinstance(batches, PooledBatches) and batches.pool.worth_joining):
         return False
+    if not isinstance(batches.pool.records[0].x, Tensor):
+        return False
     return any(batches.sizes) and all(len(r) for r in batches.pool.records[: len(batches)])
 
 

@@ -16,6 +16,7 @@ from modicum.compute.clipping.problem import check_losses, sum_dtype
 from modicum.compute.clipping.sums import sum_type
 from modicum.core.clips import Clip
 from modicum.core.parts import Batch, Losses
+from modicum.core.records import first_leaf
 from modicum.core.stack import Gathered, SideBySide, padded, real_rows
 
 
@@ -44,9 +45,9 @@ class _Stack:
         """The same with targets of zeros for rows that belong to nobody: all rows pass through the loss."""
         if self.full:
             return self
-        rows = real_rows(self.sizes, self.size).to(self.x.device)
+        rows = real_rows(self.sizes, self.size).to(first_leaf(self.x).device)
         targets = {
-            name: t.new_zeros(len(self.x), *t.shape[1:]).index_copy_(0, rows, t)
+            name: t.new_zeros(len(first_leaf(self.x)), *t.shape[1:]).index_copy_(0, rows, t)
             for name, t in self.targets.items()
         }
         return _Stack(self.x, targets, [self.size] * len(self.sizes), self.size)
