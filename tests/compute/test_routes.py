@@ -19,10 +19,14 @@ from torch import Tensor, nn
 from modicum.compute import Clipper, Flat, SlowClippingWarning, UntrainedWarning, Way
 from modicum.compute.client_batched.fused import FusedBackend
 from modicum.compute.clipping import flat
+from modicum.compute.clipping.bookkeeping import BookKeepingUnsupportedError
 from modicum.compute.clipping.capture import CannotCaptureWarning, Graphs
 from modicum.compute.clipping.clipped_sum import Route
 from modicum.compute.clipping.flat import Problem
-from modicum.compute.clipping.problem import ClippedSum
+from modicum.compute.clipping.pieces import Dense
+from modicum.compute.clipping.probe import UndecidedError, check_books
+from modicum.compute.clipping.problem import ClippedSum, trained_parameters
+from modicum.compute.clipping.sums import square_norms
 from modicum.core.parts import Batch
 from tests.compute.helpers import cross_entropy
 from tests.compute.replays import Replayed
@@ -296,3 +300,28 @@ def test_parameters_that_the_loss_does_not_reach_are_named_before_the_first_reco
     with warnings.catch_warnings():
         warnings.simplefilter("error", UntrainedWarning)
         Clipper(model)(cross_entropy, x, y, Flat(1.0))
+
+
+def test_rows_whose_gradients_cancel_do_not_condemn_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Coarse products leave errors of the size of the terms, not of what is left of them: other rows are asked."""
+
+    def coarse(self: Dense, weights: Tensor) -> Tensor:
+        exact = honest(self, weights)
+        return exact + 1e-3 * square_norms(self.gradients.flatten(1)).sqrt().sum().to(exact.dtype)
+
+    honest = Dense.weighted_sum
+    monkeypatch.setattr(Dense, "weighted_sum", coarse)
+    model = nn.LayerNorm(5)
+    x, signs = torch.rand(8, 3, 5).repeat_interleave(2, 0), torch.tensor([1.0, -1.0]).repeat(8)
+
+    def signed(outputs: Tensor, y: Tensor) -> Tensor:
+        return outputs.square().mean((1, 2)) * y
+
+    near = signs + 1e-4 * torch.rand(16)
+    with pytest.raises(UndecidedError, match="outside its layer"):
+        check_books(model, trained_parameters(model, None), signed, x, near)
+    check_books(model, trained_parameters(model, None), signed, x, signs.abs())
+    monkeypatch.setattr(Dense, "weighted_sum", lambda self, weights: 2 * honest(self, weights))
+    with pytest.raises(BookKeepingUnsupportedError, match="outside its layer") as told:  # wrong by more than noise
+        check_books(model, trained_parameters(model, None), signed, x, signs.abs())
+    assert not isinstance(told.value, UndecidedError)
