@@ -61,7 +61,8 @@ class Rounds:
         folder: Folder | None = None,
     ) -> None:
         self.server, self.carrier, self.evaluation, self.folder = server, carrier, evaluation, folder
-        self._looked = server.state.round > 0
+        self._first = server.state.model if server.state.round == 0 else None
+        self._moves = 0
 
     def __iter__(self) -> Iterator[RoundRecord]:
         """Play what is left, round by round."""
@@ -92,11 +93,10 @@ class Rounds:
         """Open, combine, evaluate in public, observe and record; then the round's messages may be forgotten."""
         server, ledger, judged = self.server, self.carrier.ledger, self.evaluation
         state.opened = self.carrier.open(state, state.collected)
-        before = server.state.model
         moved = server.combine(state.opened, state.retired)
-        if moved and not self._looked:
-            self._looked = True
-            left_alone = unchanged(before, server.state.model, server.public.tensors)
+        self._moves += moved
+        if self._first is not None and (self._moves > 1 or server.finished):  # half an adapter waits for the other
+            left_alone, self._first = unchanged(self._first, server.state.model, server.public.tensors), None
             name_unchanged(left_alone, f"after round {state.round + 1}", "neither training nor noise reaches them")
         public = {} if judged is None else judged.public()
         left = ledger.left()
