@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from importlib import import_module
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from modicum.compute.clipping import gathered, shared_weights
 from modicum.compute.clipping.clipped_sum import SlowClippingWarning
 from modicum.compute.clipping.reference import reference_clipped_sum
 
+engine = import_module("modicum.compute.clipping.clipped_sum")  # the package has a function of that name
 WORDS, WIDTH, LENGTH = 40, 16, 6
 
 
@@ -119,6 +121,62 @@ def test_parts_of_a_tied_weight_measured_apart_are_found_out(monkeypatch: pytest
     monkeypatch.setattr(shared_weights.TiedWeight, "measure", apart)
     found = clipped_sum(model, losses, x, y, Flat(1.0)).norms
     assert float((found / truth - 1).abs().max()) > 1e-5
+
+
+class Causal(nn.Module):
+    """A mask between places, made by the model, and a module of somebody's own to which it is given."""
+
+    def __init__(self, middle: nn.Module) -> None:
+        super().__init__()
+        self.words, self.middle, self.out = nn.Embedding(WORDS, WIDTH), middle, nn.Linear(WIDTH, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.out(self.middle(self.words(x), torch.ones(LENGTH, LENGTH).tril())[:, -2])
+        return found
+
+
+class Attends(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
+
+    def forward(self, x: Tensor, earlier: Tensor) -> Tensor:
+        found: Tensor = self.inner(x, x, x, attn_mask=earlier == 0, need_weights=False)[0]
+        return found
+
+
+class Weighs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.rand(WIDTH))
+
+    def forward(self, x: Tensor, earlier: Tensor) -> Tensor:
+        return torch.tanh(x * self.scale) + earlier.to(x).mean(1)[:, None] * self.scale
+
+
+@pytest.mark.parametrize("examples", [LENGTH - 1, LENGTH])
+@pytest.mark.parametrize("middle", [Attends, Weighs])
+def test_a_mask_is_everybodys_even_where_there_are_as_many_examples_as_places(
+    middle: Callable[[], nn.Module], examples: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    model = Causal(middle()).double()
+    x, y = torch.randint(WORDS, (examples, LENGTH)), torch.arange(examples) % 3
+    truth = reference_clipped_sum(model, losses, x, y, Flat(0.1))
+
+    def off() -> float:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", SlowClippingWarning)
+            found = clipped_sum(model, losses, x, y, Flat(0.1))
+        return max(float((found.total[name] - total).abs().max()) for name, total in truth.total.items())
+
+    assert off() < 1e-12
+    monkeypatch.setattr(engine, "shared_inputs", lambda *_: ())  # negative control: by the number of rows alone
+    if examples == LENGTH:
+        try:
+            assert off() > 1e-4
+        except SlowClippingWarning:
+            assert middle is Attends
 
 
 def test_a_module_that_draws_or_cannot_be_run_for_each_example_goes_the_slow_way() -> None:

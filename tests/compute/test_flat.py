@@ -17,12 +17,12 @@ from modicum.compute import (
     Clipper,
     Flat,
     PerLayer,
-    SlowClippingWarning,
     Way,
     reference_clipped_sum,
 )
 from modicum.compute.clipping import flat, rounding
 from modicum.compute.clipping.capture import CannotCaptureWarning, Graphs
+from modicum.errors import UserError
 from tests.compute.helpers import assert_same, cross_entropy
 from tests.compute.replays import Replayed
 
@@ -139,13 +139,12 @@ class Counts(nn.Module):
 
 
 @pytest.mark.usefixtures("gpu")
-def test_a_model_that_remembers_takes_one_example_at_a_time() -> None:
+def test_a_model_that_remembers_is_refused() -> None:
     model = Counts().double()
     x, y = torch.randn(8, 4, dtype=torch.float64), torch.randint(3, (8,))
-    clipped = Clipper(model)
-    with pytest.warns(SlowClippingWarning, match="when it is run again"):
-        clipped(cross_entropy, x, y, Flat(100.0))
-    assert model.calls == 8  # what the look at it counted is put back
+    with pytest.raises(UserError, match="when it is run again"):
+        Clipper(model)(cross_entropy, x, y, Flat(100.0))
+    assert model.calls == 0  # what the look at it counted is put back
 
 
 @pytest.mark.usefixtures("gpu")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from importlib import import_module
 
 import pytest
@@ -13,6 +14,7 @@ from modicum.compute import Clipper, Flat, SlowClippingWarning, clipped_sum
 from modicum.compute.clipping import probe as probe_module
 from modicum.compute.clipping.loop import LoopBackend
 from modicum.compute.clipping.problem import modes
+from modicum.core.records import Field
 from modicum.errors import UnsoundError, UserError
 from modicum.models import check_model
 from tests.compute.helpers import cross_entropy
@@ -163,3 +165,12 @@ def test_looking_at_a_model_leaves_the_mode_of_every_part() -> None:
     check_model(net, (5,), 3)
     LoopBackend(net).outputs(torch.zeros(18), X)
     assert modes(net) == (True, True, False, True)
+
+
+def test_a_model_that_writes_to_its_parameters_is_refused_before_training() -> None:
+    """Which rows of an embedding are cut down to size would tell which words a record holds."""
+    fields = Field((4,), kind="int", values=9)
+    for most in (None, 1.0):
+        net = nn.Sequential(nn.Embedding(9, 8, max_norm=most), nn.Flatten(), nn.Linear(32, 3))
+        with pytest.raises(UnsoundError, match="written to") if most else nullcontext():
+            check_model(net, fields, 3)

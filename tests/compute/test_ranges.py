@@ -127,6 +127,32 @@ def test_however_a_model_looks_numbers_up_one_record_fails_alone(name: str) -> N
     assert Route.ALONE in clipper.routes.popitem()[1].values() or name != "no layer"
 
 
+class Places(nn.Embedding):
+    """As some models have it: given the words, it looks up their places, of which there are fewer."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(torch.arange(x.shape[1]).expand(x.shape))
+
+
+class Scaled(nn.Embedding):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * 4
+
+
+@pytest.mark.filterwarnings("ignore::modicum.compute.SlowClippingWarning")
+def test_an_embedding_of_places_does_not_mind_what_the_words_are() -> None:
+    torch.manual_seed(0)
+    model = Through(
+        lambda s, x: s.o((s.e(x) + s.p(x)).mean(1)), e=Scaled(WORDS, 8), p=Places(LONG, 8), o=nn.Linear(8, 3)
+    )
+    x, y, clipper = torch.randint(LONG, WORDS, (BATCH, LONG)), torch.arange(BATCH) % 3, Clipper(model)
+    norms = clipper(by_text, x, y, Flat(1.0)).norms
+    assert (norms > 0).all()
+    x[2, 0] = WORDS
+    expected = norms * (torch.arange(BATCH) != 2)
+    assert torch.equal(clipper(by_text, x, y, Flat(1.0)).norms, expected)
+
+
 def test_each_column_has_the_range_of_its_own_embedding() -> None:
     torch.manual_seed(0)
     x = torch.stack([torch.arange(BATCH) % WORDS, torch.arange(BATCH) % CLASSES], 1)

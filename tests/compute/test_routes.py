@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from modicum.compute import Clipper, Flat, SlowClippingWarning, UntrainedWarning, Way
 from modicum.compute.client_batched.fused import FusedBackend
@@ -28,6 +29,7 @@ from modicum.compute.clipping.probe import UndecidedError, check_books
 from modicum.compute.clipping.problem import ClippedSum, trained_parameters
 from modicum.compute.clipping.sums import square_norms
 from modicum.core.parts import Batch
+from modicum.errors import UserError
 from tests.compute.helpers import cross_entropy
 from tests.compute.replays import Replayed
 
@@ -325,3 +327,68 @@ def test_rows_whose_gradients_cancel_do_not_condemn_a_model(monkeypatch: pytest.
     with pytest.raises(BookKeepingUnsupportedError, match="outside its layer") as told:  # wrong by more than noise
         check_books(model, trained_parameters(model, None), signed, x, signs.abs())
     assert not isinstance(told.value, UndecidedError)
+
+
+class Draws(nn.Module):
+    """How much it draws for a record is a matter of what the record holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(7, 9), nn.Linear(9, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.last(nn.functional.rrelu(self.first(x), training=True))
+        return found
+
+
+class Keeps(nn.Module):
+    """The mean of what it saw is a part of what it answers next."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(7, 3)
+        self.register_buffer("mean", torch.zeros(7))
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.out(x - self.mean)
+        self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        return found
+
+
+@pytest.mark.filterwarnings("ignore::modicum.compute.SlowClippingWarning")
+def test_what_is_drawn_for_one_record_does_not_depend_on_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model, x, y = Draws(), torch.randn(8, 7), torch.arange(8) % 3
+
+    def others(last: float) -> Tensor:
+        torch.manual_seed(1)
+        return clipper(cross_entropy, torch.cat([torch.full((1, 7), last), x[1:]]), y, Flat(1.0)).norms[1:]
+
+    clipper = Clipper(model)
+    assert torch.equal(others(5.0), others(-5.0))
+    assert [r for known in clipper.routes.values() for r in known.values()] == [Route.ALONE]
+    assert not torch.equal(
+        clipper(cross_entropy, x, y, Flat(1.0)).norms, clipper(cross_entropy, x, y, Flat(1.0)).norms
+    )
+    seeds = torch.manual_seed
+    monkeypatch.setattr(torch, "manual_seed", lambda seed: seeds(seed) if seed == 1 else None)  # negative control
+    assert not torch.equal(others(5.0), others(-5.0))
+
+
+def test_a_model_that_keeps_what_it_saw_is_refused() -> None:
+    with pytest.raises(UserError, match="cannot be clipped record by record"):
+        Clipper(Keeps())(cross_entropy, torch.rand(8, 7), torch.arange(8) % 3, Flat(1.0))
+
+
+def test_hidden_recomputation_is_refused_in_one_line() -> None:
+    class Again(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(7, 7), nn.Linear(7, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            found: Tensor = self.last(checkpoint(self.first, self.first(x), use_reentrant=True))
+            return found
+
+    with pytest.raises(UserError, match="use_reentrant=False"):
+        Clipper(Again())(cross_entropy, torch.rand(8, 7), torch.arange(8) % 3, Flat(1.0))

@@ -36,6 +36,11 @@ def packed(s: Any, x: Tensor) -> Tensor:
     return found
 
 
+class Judging(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2 if x.max() > 50 else x * 1.0
+
+
 LOOKING: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "reads a number": (head(read_first), (30,)),
     "reads a list": (head(lambda s, x: s.o(x) * len(x.sum(1).tolist())), (30,)),
@@ -58,6 +63,59 @@ BY_NAME: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "singular values": (head(lambda s, x: s.o(torch.linalg.svdvals(x)), 5), (5, 5)),
     "cholesky": (head(lambda s, x: s.o(torch.linalg.cholesky(x @ x.mT + torch.eye(5)).flatten(1)), 25), (5, 5)),
 }
+
+
+class ByNumpy(torch.autograd.Function):
+    """Reads in the backward pass alone."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * 1.0
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return gradient * (2.0 if 5 < x.numpy().max() < 6 else 1.0)
+
+
+@torch.jit.script
+def scripted(x: Tensor) -> Tensor:
+    if bool(x.max() > 50.0):
+        return x * 2.0
+    return x * 1.0
+
+
+def caught(s: Any, x: Tensor) -> Tensor:
+    try:
+        found: Tensor = s.o(x * float(x.max()))
+    except Exception:
+        found = s.o(x)
+    return found
+
+
+def branching(s: Any, x: Tensor) -> Tensor:
+    found: Tensor = torch.cond(x.max() > 50, lambda z: s.o(z) * 2, lambda z: s.o(z), (x,))
+    return found
+
+
+HIDDEN: dict[str, Callable[[], nn.Module]] = {
+    "numpy in a backward pass": head(lambda s, x: s.o(ByNumpy.apply(s.a(x))), a=nn.Linear(30, 30)),
+    "TorchScript": head(lambda s, x: s.o(scripted(x))),
+    "a refusal that is caught": head(caught),
+    "a branch that torch takes": head(branching),
+    "torch's compiler": head(
+        lambda s, x: s.o(s.compiled(x)) + 0, compiled=torch.compile(Judging(), backend="eager")
+    ),
+}
+
+
+@pytest.mark.parametrize("name", list(HIDDEN))
+def test_models_that_hide_it_take_the_slow_way(name: str) -> None:
+    clipper = Clipper(HIDDEN[name]())
+    with pytest.warns(SlowClippingWarning, match="reads|HigherOrderOperator"):
+        clipper(cross_entropy, torch.rand(8, 30), torch.arange(8) % 3, Flat(1.0))
+    assert [route for known in clipper.routes.values() for route in known.values()] == [Route.ALONE]
 
 
 def looks(make: Callable[[], nn.Module], x: Tensor) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,22 @@ def test_a_loop_is_certified_and_verified_like_a_federation(tmp_path: Path) -> N
     assert any("prints" in said and "stops by" in said for said in private.certificate.assumptions)
     assert not (tmp_path / "run" / "noise.key").exists()
     assert (tmp_path / "run" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("physical", [None, 16])
+def test_a_loop_that_draws_is_not_in_lanes(
+    physical: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dropout that is no layer of the model is found out in the rehearsal."""
+
+    def dropping(model: nn.Module, batch: OwnBatch) -> Tensor:
+        return usual(nn.Sequential(nn.Dropout(0.1), model), batch)
+
+    real = pytorch._shapes
+    monkeypatch.setattr(pytorch, "_shapes", lambda m, kind: real(m, "lanes" if kind == "auto" else kind))
+    private = prepared(tmp_path, nn.Linear(WIDTH, CLASSES), physical_batch=physical, epochs=1)
+    with pytest.raises(UserError, match="give physical_batch") if physical is None else nullcontext():
+        play(private, dropping, until=None)
 
 
 def test_a_step_is_the_engines_own(tmp_path: Path) -> None:

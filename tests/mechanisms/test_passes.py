@@ -16,6 +16,7 @@ from modicum.compute.clipping.loop import LoopBackend
 from modicum.core.clips import Clip, Flat
 from modicum.core.layout import Layout
 from modicum.core.parts import Batch, Losses
+from modicum.errors import UserError
 from modicum.mechanisms.fixed_shapes import FixedShapes, shapes_for, work_of
 from modicum.mechanisms.passes import clipped_in_passes, laid_out
 from modicum.mechanisms.record_local import RecordLocal
@@ -23,6 +24,7 @@ from modicum.models import build
 from modicum.policies import AdaptiveQuantile
 from modicum.privacy.fixed_shapes import BLANK, Capacity, FixedShape, Lanes, Rows, Uniform
 from modicum.privacy.noise import SimulatedNoise
+from modicum.privacy.noise.layers import drawn_so_far
 from modicum.training.plain import Supervised
 from tests.mechanisms import stage
 
@@ -271,6 +273,36 @@ def test_the_choice_follows_from_public_facts_and_its_costs() -> None:
     assert isinstance(small.choose(2000, 0.05, 1e-5, None), Lanes)  # a filter pays for no overflow
     chosen = small.choose(2000, 0.05, 1e-5, 100)
     assert chosen.overflow(0.05) * 100 <= 1e-11 * 1e-5
+
+
+def test_a_model_that_draws_is_not_computed_in_lanes() -> None:
+    dropping = nn.Sequential(nn.Linear(9, 5), nn.Dropout(0.5), nn.Linear(5, 3))
+    records = torch.full((4, 9), torch.nan)
+    shapes = shapes_for("auto", dropping, records)
+    assert shapes.draws
+    assert not shapes_for("auto", dropping.eval(), records).draws
+    large = replace(shapes, tensors=60, work=10**10)
+    assert isinstance(large.choose(2000, 0.05, 1e-5, 100), Capacity)
+    assert isinstance(replace(large, draws=False).choose(2000, 0.05, 1e-5, 100), Lanes)
+    for kind, steps in (("lanes", 100), ("auto", None)):
+        with pytest.raises(UserError, match="as dropout does"):
+            replace(shapes, kind=kind).choose(2000, 0.05, 1e-5, steps)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("shape", [Capacity(8, 12), Lanes(2)])
+def test_in_a_capacity_each_step_draws_alike_whoever_is_there(shape: FixedShape) -> None:
+    """Negative control: in lanes one record more may make a pass more."""
+    model = nn.Sequential(nn.Linear(9, 5), nn.Dropout(0.5), nn.Linear(5, 3))
+    backend = LoopBackend(model)
+    theta, batch = backend.layout.read(model), Batch(torch.randn(12, 9), {"y": torch.zeros(12, dtype=torch.long)})
+    states = set()
+    for drawn in ([], [1], [1, 3, 5], range(7)):
+        rows = torch.from_numpy(shape.laid_out(np.array(drawn, np.int64), 12, np.random.default_rng(0).random))
+        torch.manual_seed(0)
+        clipped_in_passes(backend, theta, batch, rows, LOSSES, Flat(1.0), shape)
+        states.add(drawn_so_far(torch.device("cpu")))
+    assert len(states) == 1 or isinstance(shape, Lanes)
+    assert len(states) > 1 or isinstance(shape, Capacity)
 
 
 def test_work_is_counted_on_a_blank() -> None:

@@ -38,6 +38,7 @@ from modicum.privacy.events import Release
 from modicum.privacy.ledger.budgets import Reason, Refusal, Refused
 from modicum.privacy.ledger.token import Token
 from modicum.privacy.noise import NoiseKey, NoiseSource, SimulatedNoise
+from modicum.privacy.noise.layers import layers_draw_from
 from modicum.privacy.plan import PrivacyPlan
 
 Reserve = Callable[[Release], Token | None]
@@ -348,15 +349,13 @@ class Clients:
 
 @contextmanager
 def model_randomness(noise: NoiseSource, jobs: Sequence[Job]) -> Iterator[None]:
-    """Layers that draw for themselves, such as dropout, draw from a seed of the noise source.
+    """Layers that draw for themselves, such as dropout, draw from the noise source.
 
     Which draw an example gets depends on who else is in its batch, so an adversary must not know the draws;
     and torch's own generator starts every process with the same well-known seed.
     """
     key = NoiseKey(jobs[0].facts.name, jobs[0].broadcast.round, 0, "layers")
-    model = jobs[0].broadcast.model
-    with torch.random.fork_rng(devices=[model.device] if model.is_cuda else []):
-        torch.manual_seed(int(noise.uniform(key, 1)[0] * 2**53))
+    with layers_draw_from(noise.bits(key), jobs[0].broadcast.model.device):
         yield
 
 

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from random import Random
 from types import TracebackType
 from typing import Any, Self
 
@@ -38,6 +39,7 @@ from modicum.privacy.ledger.grammar import Settlement
 from modicum.privacy.ledger.token import Token
 from modicum.privacy.noise import NoiseSource
 from modicum.privacy.noise.keyed import destroy_key
+from modicum.privacy.noise.skellam import Bits
 
 
 @dataclass(frozen=True)
@@ -166,7 +168,7 @@ class Private:
         for number, batch in enumerate(rehearsal.batches()):
             with own_weights(self.model, torch.Generator().manual_seed(0)):
                 self._rehearsal = rehearsal
-                self._pass = self._open(len(batch), 0, probe=number == 0)
+                self._pass = self._open(len(batch), Random(0).randbytes, probe=number == 0)
                 yield self._given(batch, torch.ones(len(batch), dtype=torch.bool), rehearsal=True)
                 self._refuse_unused()
                 self._rehearsal = None
@@ -181,15 +183,15 @@ class Private:
                 self._write(step)
             for i, numbers in enumerate(step.batches):
                 batch = laid_out(self._records, numbers)
-                self._pass = self._open(len(batch), part.seed(step.number, i))
+                self._pass = self._open(len(batch), part.bits(step.number, i))
                 assert batch.present is not None
                 step.present = batch.present
                 yield self._given(batch, batch.present)
                 self._refuse_unused()
         self._end_part(part)
 
-    def _open(self, rows: int, seed: int, *, probe: bool = False) -> OpenPass:
-        return OpenPass(self.model, self._parts, rows, seed, self._looking, anchor=self._anchor, probe=probe)
+    def _open(self, rows: int, bits: Bits, *, probe: bool = False) -> OpenPass:
+        return OpenPass(self.model, self._parts, rows, bits, self._looking, anchor=self._anchor, probe=probe)
 
     def _given(self, batch: Batch, present: Tensor, *, rehearsal: bool = False) -> OwnBatch:
         device = next(self.model.parameters()).device
@@ -228,6 +230,11 @@ class Private:
             raise UserError("step comes once after each batch: there is none that waits for it")
         try:
             if self._rehearsal is not None:
+                if opened.drew and self._steps.in_lanes:
+                    raise UserError(
+                        "this loop draws, as dropout does, while one record more in a step moves others: give "
+                        "physical_batch, with which nobody moves, or draw nothing"
+                    )
                 self._modes = opened.modes
                 self._rehearsal.judge(opened, losses)
                 self._graphs.add(graph_of(losses))

@@ -13,6 +13,7 @@ from typing import Any
 from torch import nn
 from torch.optim import LBFGS, Optimizer
 
+from modicum.compute.clipping.any_module import draws
 from modicum.core.clips import Clip, Flat
 from modicum.core.facts import ClientFacts
 from modicum.core.layout import Layout
@@ -157,7 +158,7 @@ def _source(files: RunFolder, seed: int | None) -> NoiseSource:
 def _shapes(model: nn.Module, kind: Kind) -> FixedShapes:
     """Work is guessed from parameters: only the loop knows how its model is called."""
     sizes = [p.numel() for p in model.parameters() if p.requires_grad]
-    return FixedShapes(kind, len(sizes), sum(p.numel() for p in model.parameters()))
+    return FixedShapes(kind, len(sizes), sum(p.numel() for p in model.parameters()), draws(model))
 
 
 def _check_optimiser(model: nn.Module, optimiser: Optimizer) -> None:

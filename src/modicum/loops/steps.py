@@ -22,9 +22,10 @@ from modicum.mechanisms.common import Asked
 from modicum.mechanisms.record_local import GRADIENT, RecordLocal
 from modicum.privacy.accounting.filters import plan_guarantee
 from modicum.privacy.events import Cyclic, Poisson, Release
-from modicum.privacy.fixed_shapes import BLANK
+from modicum.privacy.fixed_shapes import BLANK, Lanes
 from modicum.privacy.ledger.token import Token
 from modicum.privacy.noise import NoiseKey, NoiseSource
+from modicum.privacy.noise.skellam import Bits
 from modicum.privacy.plan import PrivacyPlan
 from modicum.privacy.spec import ModelsSeen, PrivacySpec, Unit
 
@@ -114,6 +115,12 @@ class PlannedSteps:
         """Rows of correlated noise, where the plan has any: the same for as long as the loop lasts."""
         return OwnRows(noise, [self.plan])
 
+    @property
+    def in_lanes(self) -> bool:
+        """Whether one record more in a step moves others to other passes."""
+        sampler = self.mechanism.sampler(self.facts)
+        return isinstance(sampler, Poisson) and isinstance(sampler.shape, Lanes)
+
     def rows(self) -> int:
         """Rows of a pass over a step's records, of which some may be blank."""
         sampler, records = self.mechanism.sampler(self.facts), self.facts.records
@@ -159,10 +166,9 @@ class Part:
         noised = self._gate.release(self._release, step, {GRADIENT: total})[GRADIENT]
         return noised / self._steps.mechanism.expected_batch(self._steps.facts)
 
-    def seed(self, step: int, batch: int) -> int:
-        """Of layers that draw: in secret, since who gets which draw depends on who else is there."""
-        key = NoiseKey(PARTY, self.number, step, f"layers:{batch}")
-        return int(self._noise.uniform(key, 1)[0] * 2**53)
+    def bits(self, step: int, batch: int) -> Bits:
+        """For layers that draw: in secret, since who gets which draw depends on who else is there."""
+        return self._noise.bits(NoiseKey(PARTY, self.number, step, f"layers:{batch}"))
 
 
 class Step:

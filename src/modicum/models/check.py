@@ -66,9 +66,16 @@ def _refuse_memory(model: nn.Module, fields: Fields) -> None:
     from modicum.compute.clipping.problem import in_mode
 
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    versions = {name: p._version for name, p in model.named_parameters()}
     one, other = made_up(model, fields), each(_unlike, made_up(model, fields, seed=1))
     with in_mode(model, training=True):
         first, _, again = (_seeded_output(model, x) for x in (one, other, one))
+    written = [name for name, p in model.named_parameters() if p._version != versions[name]]
+    if written:
+        raise UnsoundError(
+            f"parameter {written[0]!r} is written to whenever the model is called, past the noise (R9): leave "
+            "changes to training, and max_norm out of embeddings"
+        )
     after = dict(model.named_buffers())
     moved = [n for n, old in before.items() if not torch.equal(after[n].nan_to_num(), old.nan_to_num())]
     for name in moved:

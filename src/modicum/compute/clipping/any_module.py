@@ -23,13 +23,17 @@ class Inputs:
     leaves: tuple[Any, ...]
     tree: Any
     state: dict[str, Tensor]
+    shared: frozenset[int] = frozenset()  # leaves that are everybody's, however many rows they have
 
     @classmethod
-    def of(cls, module: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> Inputs:
+    def of(
+        cls, module: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any], shared: frozenset[int]
+    ) -> Inputs:
         """As they are now: a module may be called again with other parameters."""
         leaves, tree = tree_flatten((args, keywords))
         state = {name: t.detach() for name, t in (*module.named_parameters(), *module.named_buffers())}
-        return cls(tuple(leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves), tree, state)
+        leaves = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        return cls(tuple(leaves), tree, state, shared)
 
     @property
     def _version(self) -> int:
@@ -38,7 +42,11 @@ class Inputs:
 
     def by_example(self, examples: int) -> list[int]:
         """Which of them hold one row an example; the others are everybody's."""
-        return [i for i, t in enumerate(self.leaves) if isinstance(t, Tensor) and t.dim() and len(t) == examples]
+        return [
+            i
+            for i, t in enumerate(self.leaves)
+            if isinstance(t, Tensor) and t.dim() and len(t) == examples and i not in self.shared
+        ]
 
 
 def draws(module: nn.Module) -> bool:

@@ -9,7 +9,7 @@ and only what its weighted sum will need is kept.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -27,6 +27,7 @@ from modicum.compute.clipping.pieces import Dense, Kept, Piece
 from modicum.compute.clipping.problem import (
     Loss,
     Parts,
+    batch_size,
     check_losses,
     example_factors,
     nothing,
@@ -94,8 +95,13 @@ class PassRecorder:
         *,
         parts: Parts | None = None,
         only_gradients: bool = False,
+        shared: Sequence[frozenset[int]] = (),
     ) -> None:
         self.model, self.trained, self.examples = model, trained, examples
+        self.run_again, self.shared_inputs = (
+            0,
+            shared,
+        )  # calls of modules without a rule, and `shared_inputs` of each
         self.rows_each = rows_of_example(model)  # of a person; 1 of a record
         self.parts = parts or Parts(model)
         self.calls: list[Call] = []
@@ -153,7 +159,10 @@ class PassRecorder:
         shown = any_module.first_tensor(output)
         if shown is None:
             raise BookKeepingUnsupportedError(f"a {type(layer).__name__} whose output is no tensor")
-        inputs = Inputs.of(layer, args, keywords)
+        known = self.run_again < len(self.shared_inputs)
+        shared = self.shared_inputs[self.run_again] if known else frozenset()
+        self.run_again += 1
+        inputs = Inputs.of(layer, args, keywords, shared)
         call = self._noted(Call(layer, inputs, inputs._version))
         tapped: Tensor = _Aside.apply(shown, self.anchor, self, call)  # type: ignore[no-untyped-call]
         return (tapped, *output[1:]) if isinstance(output, tuple) else tapped
@@ -345,6 +354,30 @@ def _owned(
         whole.add(layer)
         owned[layer] = {local: names[id(p)] for local, p in layer.named_parameters() if id(p) in names}
     return owned, whole
+
+
+def shared_inputs(
+    model: nn.Module, trained: dict[str, nn.Parameter], loss: Loss, batches: Iterable[tuple[Any, Any]]
+) -> tuple[frozenset[int], ...]:
+    """Of each call of a module without a rule, which inputs are everybody's: those that in one of some batches of
+    different sizes have not a row for each example. A mask between places may have as many by chance."""
+    found: list[list[frozenset[int]]] = []
+    for x, y in batches:
+        try:
+            recorder = PassRecorder(model, trained, batch_size(x), only_gradients=True)
+            if not recorder.whole:
+                return ()
+            with requiring_grad(model.parameters(), {}):
+                recorder.forward(loss, x, y)
+        except Exception:  # whatever is wrong with it is said where it is used
+            return ()
+        inputs = [call.input for call in recorder.calls if isinstance(call.input, Inputs)]
+        found.append([frozenset(range(len(i.leaves))) - set(i.by_example(recorder.rows)) for i in inputs])
+    return (
+        tuple(frozenset().union(*each) for each in zip(*found, strict=True))
+        if len(set(map(len, found))) == 1
+        else ()
+    )
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import partial
 from typing import Any
@@ -15,7 +15,12 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
 from modicum.compute.clipping import flat
-from modicum.compute.clipping.bookkeeping import BookKeepingUnsupportedError, PassRecorder, requiring_grad
+from modicum.compute.clipping.bookkeeping import (
+    BookKeepingUnsupportedError,
+    PassRecorder,
+    requiring_grad,
+    shared_inputs,
+)
 from modicum.compute.clipping.fallback import fallback_clipped_sum, one_at_a_time
 from modicum.compute.clipping.flat import FlatSums, Problem, Way
 from modicum.compute.clipping.probe import UndecidedError, check_books
@@ -33,7 +38,7 @@ from modicum.compute.clipping.problem import (
 from modicum.compute.clipping.ranges import Range, fails, ranges, safe_lookups, within, without_norms
 from modicum.compute.clipping.search import changed_rows
 from modicum.compute.clipping.switches import name_undetermined
-from modicum.compute.clipping.synthetic import own_weights, synthetic_rows
+from modicum.compute.clipping.synthetic import own_weights, same_buffers, synthetic_rows
 from modicum.compute.clipping.tracing import LooksAtValuesError, as_traced, looking_modules, refuse_looking
 from modicum.core.clips import Clip
 from modicum.errors import UntrainedWarning, UserError, listed
@@ -44,12 +49,19 @@ REMEMBERED = 64
 PROBED, FEWEST_PROBED, TRIES = 16, 4, 3
 """Rows that a probe looks at, and how often it draws them where they do not tell."""
 
-PROBE_ROWS = 2
-"""Rows by which ranges of whole numbers are found out, and what happens outside of them."""
+PROBE_ROWS, OTHER_ROWS = 2, 3
+"""Rows by which ranges of whole numbers are found out, and what happens outside of them; and another number, by
+which it shows what is everybody's."""
 
 SEARCHED = 2
 """Numbers of rows for which a model is searched: a silo's batches have one, or two where they are shuffled.
 Others, of simulations that sample, take the route that was found so far."""
+
+
+REENTRANT = (
+    "activation checkpointing with use_reentrant=True hides what it computes again: turn it off, as by "
+    "gradient_checkpointing_disable(), or ask for use_reentrant=False, which is slow here"
+)
 
 
 class SlowClippingWarning(UserWarning):
@@ -64,6 +76,14 @@ class Route(IntEnum):
     ALONE = 2  # one example at a time
 
 
+@dataclass(frozen=True)
+class _Facts:
+    """What is found out about records of a kind."""
+
+    ranges: tuple[Range, ...]
+    shared: tuple[frozenset[int], ...]  # see `shared_inputs`
+
+
 class Clipper:
     """The clipped sums of one model.
 
@@ -75,7 +95,7 @@ class Clipper:
         self.model, self.way = model, way
         self.flat = FlatSums()
         self.routes: OrderedDict[Hashable, dict[int, Route]] = OrderedDict()
-        self.ranges: OrderedDict[Hashable, tuple[Range, ...]] = OrderedDict()
+        self.facts: OrderedDict[Hashable, _Facts] = OrderedDict()
         self._looking = looking_modules(model)
 
     def __call__(
@@ -98,8 +118,10 @@ class Clipper:
         problem = Problem(self.model, trained, loss, x, y, clip, weights, examples, parts)
         key = _key(problem)
         with safe_lookups(parts.modules):
+            facts = self._facts(problem, key)
+            problem = replace(problem, shared=facts.shared)
             route = self.route(problem, key)
-            problem, stay = within(problem, self._ranges(problem, key))
+            problem, stay = within(problem, facts.ranges)
             return without_norms(self._run(route, problem), stay)
 
     def route(self, problem: Problem, key: Hashable | None) -> Route:
@@ -110,7 +132,7 @@ class Clipper:
         if len(known) >= SEARCHED:
             return max(known.values())
         with without_drawing(problem.device), as_traced(self._looking):
-            found, reason = self._settle(problem, self._ranges(problem, key))
+            found, reason = self._settle(problem, self._facts(problem, key).ranges)
         if reason:
             kind = type(self.model).__name__
             message = f"per-example clipping of {kind} takes the slow way because of {reason}"
@@ -121,9 +143,9 @@ class Clipper:
             self.routes.popitem(last=False)
         return found
 
-    def _ranges(self, problem: Problem, key: Hashable | None) -> tuple[Range, ...]:
-        """Of whole numbers among inputs and targets; found out once for each loss, mode and kind of record."""
-        found = self.ranges.get(key) if key is not None else None
+    def _facts(self, problem: Problem, key: Hashable | None) -> _Facts:
+        """Found out once for each loss, mode and kind of record."""
+        found = self.facts.get(key) if key is not None else None
         if found is not None:
             return found
         with (
@@ -131,12 +153,14 @@ class Clipper:
             as_traced(self._looking),
             own_weights(self.model, torch.Generator().manual_seed(0)),
         ):
-            rows = self._blank(problem, PROBE_ROWS)
-            found = ranges(self.model, problem.loss, rows.x, rows.y)
+            rows, other = (self._blank(problem, number) for number in (PROBE_ROWS, OTHER_ROWS))
+            batches = ((rows.x, rows.y), (other.x, other.y))
+            shared = shared_inputs(self.model, problem.trained, problem.loss, batches)
+            found = _Facts(ranges(self.model, problem.loss, rows.x, rows.y), shared)
         if key is not None:
-            self.ranges[key] = found
-        if len(self.ranges) > REMEMBERED:
-            self.ranges.popitem(last=False)
+            self.facts[key] = found
+        if len(self.facts) > REMEMBERED:
+            self.facts.popitem(last=False)
         return found
 
     def _settle(self, problem: Problem, known: tuple[Range, ...]) -> tuple[Route, str]:
@@ -146,23 +170,32 @@ class Clipper:
             try:
                 unreached = refuse_looking(self.model, problem.trained, problem.loss, rows.x, rows.y)
             except LooksAtValuesError as looks:
-                return Route.ALONE, str(looks)
-            except IndexError as failed:
-                return Route.ALONE, _in_a_line(failed)
+                return self._alone(problem, str(looks))
+            except (IndexError, NotImplementedError) as failed:  # as of branches that torch takes for us
+                return self._alone(problem, _in_a_line(failed))
             except RuntimeError as failed:
                 name_undetermined(failed)
+                if "use_reentrant" in str(failed):
+                    raise UserError(REENTRANT) from failed
                 raise
             name_untrained(self.model, unreached)
             odd = fails(self._blank(problem, PROBE_ROWS), known)
             if odd:
                 _refuse_on_gpu(problem, odd)
-                return Route.ALONE, odd
+                return self._alone(problem, odd)
             reason = self._against_books(problem)
             if not reason:
                 found = self._against(Route.BOOKS, problem)
-                return (Route.ALONE if found else Route.BOOKS), found
+                return self._alone(problem, found) if found else (Route.BOOKS, "")
             found = self._against(Route.EXAMPLES, problem)
-            return (Route.ALONE, f"{reason}; {found}") if found else (Route.EXAMPLES, reason)
+            return self._alone(problem, f"{reason}; {found}") if found else (Route.EXAMPLES, reason)
+
+    def _alone(self, problem: Problem, reason: str) -> tuple[Route, str]:
+        """The last route, if a model keeps nothing of one example until the next."""
+        found = self._against(Route.ALONE, self._blank(problem, min(problem.examples, FEWEST_PROBED)))
+        if found:
+            raise UserError(f"{type(self.model).__name__} cannot be clipped record by record, because of {found}")
+        return Route.ALONE, reason
 
     def _against_books(self, problem: Problem) -> str:
         """What a probe has to say against book-keeping."""
@@ -170,7 +203,7 @@ class Clipper:
         for seed in range(TRIES):
             rows = self._blank(problem, self._probed(problem), seed)
             try:
-                check_books(self.model, problem.trained, problem.loss, rows.x, rows.y)
+                check_books(self.model, problem.trained, problem.loss, rows.x, rows.y, problem.shared)
             except UndecidedError as reason:
                 found = str(reason)
             except BookKeepingUnsupportedError as reason:
@@ -189,7 +222,8 @@ class Clipper:
         """What a search of rows has to say against a route; or that it cannot be gone."""
         rows, other = (self._blank(problem, problem.examples, seed) for seed in (0, 1))
         try:
-            return changed_rows(partial(self._run, route), rows, other)
+            with same_buffers(self.model):
+                return changed_rows(partial(self._run, route), rows, other)
         except UserError:
             raise
         except Exception as failed:
@@ -211,7 +245,9 @@ class Clipper:
     def _by_books(self, problem: Problem) -> ClippedSum:
         if flat.takes(problem, self.way):
             return self.flat.run(problem, self.way, lambda: self._blank(problem, problem.examples))
-        recorder = PassRecorder(problem.model, problem.trained, problem.examples, parts=problem.parts)
+        recorder = PassRecorder(
+            problem.model, problem.trained, problem.examples, parts=problem.parts, shared=problem.shared
+        )
         with requiring_grad(problem.parts.parameters, {}):
             recorder.backward(recorder.forward(problem.loss, problem.x, problem.y))
         with torch.no_grad(), without_autocast(problem.device):

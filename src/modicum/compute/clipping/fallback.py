@@ -58,7 +58,7 @@ def one_at_a_time(problem: Problem) -> ClippedSum:
         problem.clip,
         weights=problem.weights,
         parameters=list(problem.trained),
-        failures_are_zero=True,
+        alone=True,
     )
 
 

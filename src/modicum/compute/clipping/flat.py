@@ -73,6 +73,7 @@ class Problem:
     weights: Tensor | None
     examples: int
     parts: Parts
+    shared: tuple[frozenset[int], ...] = ()  # see `bookkeeping.shared_inputs`
 
     def key(self) -> Hashable:
         """All that the function below depends on besides its inputs and their shapes."""
@@ -137,7 +138,7 @@ class Problem:
         def clipped(*inputs: Tensor) -> tuple[Tensor, ...]:
             state, (bounds, weights, *batch) = inputs[: len(names)], inputs[len(names) :]
             x, y = tree_unflatten(batch, tree)
-            recorder = PassRecorder(self.model, self.trained, size)
+            recorder = PassRecorder(self.model, self.trained, size, shared=self.shared)
             recorder.backward(recorder.forward(self.loss, x, y, dict(zip(names, state, strict=True))))
             with torch.no_grad(), torch.autocast(weights.device.type, enabled=False):
                 clip = self.clip.with_values(bounds.unbind())  # a bound that changes asks for no new graph

@@ -23,6 +23,8 @@ from modicum.compute.clipping.sums import part_of
 from modicum.compute.clipping.tracing import as_traced, refusing_looks
 from modicum.core.clips import Clip
 from modicum.errors import UserError
+from modicum.privacy.noise.layers import drawn_so_far, layers_draw_from
+from modicum.privacy.noise.skellam import Bits
 
 Fingerprint = tuple[tuple[int, int], ...]
 """Of each parameter, then of each buffer: which tensor it is, and a sum of its bits."""
@@ -50,7 +52,7 @@ class OpenPass:
         model: What is called.
         parts: Of the model, from one walk.
         examples: Rows of the batch.
-        seed: Of what layers draw, such as dropout; the program's own generator is put back afterwards.
+        bits: What layers draw from, such as dropout; the program's own generator is put back afterwards.
         looking: Modules that must not look at numbers (`looking_modules`).
         anchor: Shared by all batches of a loop (`new_anchor`), so that losses of another batch are found out.
         probe: Judge the books in place of using them: on synthetic rows.
@@ -61,7 +63,7 @@ class OpenPass:
         model: nn.Module,
         parts: Parts,
         examples: int,
-        seed: int,
+        bits: Bits,
         looking: Sequence[ModuleType] = (),
         *,
         anchor: Tensor | None = None,
@@ -76,15 +78,15 @@ class OpenPass:
         if anchor is not None:
             self._recorder.anchor = anchor
         self._contexts = ExitStack()
-        self._enter(seed, looking)
+        self._enter(bits, looking)
         self._modes, self._versions = modes(model), self._version()
 
-    def _enter(self, seed: int, looking: Sequence[ModuleType]) -> None:
+    def _enter(self, bits: Bits, looking: Sequence[ModuleType]) -> None:
         device = next(iter(self._trained.values())).device
         enter = self._contexts.enter_context
         try:
-            enter(torch.random.fork_rng(devices=[device] if device.type == "cuda" else []))
-            torch.manual_seed(seed)
+            enter(layers_draw_from(bits, device))
+            self._device, self._drawn = device, drawn_so_far(device)
             enter(requiring_grad(self._parts.parameters, self._trained if self.probe else {}))
             enter(as_traced(looking))
             enter(safe_lookups(self._parts.modules))
@@ -95,6 +97,11 @@ class OpenPass:
         except BaseException:
             self.close()
             raise
+
+    @property
+    def drew(self) -> bool:
+        """Whether anything was drawn since the batch was opened."""
+        return drawn_so_far(self._device) != self._drawn
 
     def _version(self) -> dict[str, int]:
         named = (*self.model.named_parameters(), *self.model.named_buffers())

@@ -12,6 +12,7 @@ gradients are computed, so it must not hang on a record.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -36,7 +37,14 @@ class UndecidedError(BookKeepingUnsupportedError):
     """Other rows may tell more."""
 
 
-def check_books(model: nn.Module, trained: dict[str, nn.Parameter], loss: Loss, x: Any, y: Any) -> None:
+def check_books(
+    model: nn.Module,
+    trained: dict[str, nn.Parameter],
+    loss: Loss,
+    x: Any,
+    y: Any,
+    shared: Sequence[frozenset[int]] = (),
+) -> None:
     """Measure a few synthetic rows by book-keeping, and judge them. No sum that is used comes from a probe.
 
     Raises:
@@ -45,7 +53,7 @@ def check_books(model: nn.Module, trained: dict[str, nn.Parameter], loss: Loss, 
     """
     examples = batch_size(x)
     _check_alone(model, loss, x, y, examples)
-    recorder = PassRecorder(model, trained, examples, only_gradients=True)
+    recorder = PassRecorder(model, trained, examples, only_gradients=True, shared=shared)
     with requiring_grad(model.parameters(), trained):
         losses = recorder.forward(loss, x, y)
         if losses.requires_grad:

@@ -50,7 +50,7 @@ def safe_lookups(modules: Iterable[nn.Module]) -> Iterator[None]:
     """Embeddings give NaN inside for a number that they have no row for, without asking whether there is one."""
     handles = []
     for layer in modules:
-        if isinstance(layer, LOOKUPS):
+        if isinstance(layer, LOOKUPS) and _looks_up(layer):
             lookup = _Lookup(layer.num_embeddings, isinstance(layer, nn.EmbeddingBag))
             handles.append(layer.register_forward_pre_hook(lookup.before))
             handles.append(layer.register_forward_hook(lookup.after))
@@ -59,6 +59,24 @@ def safe_lookups(modules: Iterable[nn.Module]) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _looks_up(layer: nn.Module) -> bool:
+    """Whether an embedding looks up the numbers that it is called with. One with its own forward pass may look
+    up their places."""
+    forward, weight = type(layer).forward, layer._parameters.get("weight")
+    if forward in (nn.Embedding.forward, nn.EmbeddingBag.forward) or weight is None:
+        return True
+    told = torch.arange(len(weight), device=weight.device).to(weight)[:, None].expand_as(weight)
+    layer._parameters["weight"] = nn.Parameter(told, requires_grad=False)  # whatever the model's own are
+    try:
+        with torch.no_grad():
+            found = [forward(layer, told.new_full((1, 2), n, dtype=torch.long)) for n in (0, 1)]
+    except Exception:  # what stays unsafe is found out by `fails`
+        return False
+    finally:
+        layer._parameters["weight"] = weight
+    return not torch.equal(*found)
 
 
 class _Lookup:

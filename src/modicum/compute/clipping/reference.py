@@ -35,11 +35,12 @@ def reference_clipped_sum(
     *,
     weights: Tensor | None = None,
     parameters: Iterable[str] | None = None,
-    failures_are_zero: bool = False,
+    alone: bool = False,
 ) -> ClippedSum:
     """The same as `clipped_sum`, one forward and one backward pass per example.
 
-    `failures_are_zero`: an example for which the model raises an error has a zero gradient."""
+    `alone`: an example for which the model raises an error has a zero gradient, and what layers draw for one does
+    not depend on how much they drew for another."""
     trained = trained_parameters(model, parameters)
     examples = batch_size(x)
     check_weights(weights, examples)
@@ -49,14 +50,17 @@ def reference_clipped_sum(
     dtype = sum_dtype(next(iter(trained.values())))
     total = {name: t.double() for name, t in answer.total.items()}
     norms = []
+    seeds = torch.randint(2**53, (examples + 1,)).tolist() if alone else []
     for i in range(examples):
         one = slice(i, i + 1)
+        if alone:
+            torch.manual_seed(seeds[i])
         try:
             gradient = _gradient(model, loss, rows(x, one), rows(y, one), trained)
         except (UserError, torch.OutOfMemoryError):
             raise
         except Exception:
-            if not failures_are_zero:
+            if not alone:
                 raise
             gradient = [zero_like(p) for p in trained.values()]
         squares = torch.cat([square_norms(g.reshape(1, -1)) for g in gradient]).unsqueeze(0)
@@ -66,6 +70,8 @@ def reference_clipped_sum(
         if finite.item():
             for j, (name, g) in enumerate(zip(trained, gradient, strict=True)):
                 total[name] += factors[0, j].double() * g
+    if alone:
+        torch.manual_seed(seeds[-1])
     sums = {name: as_released(t, examples, dtype) for name, t in total.items()}
     return ClippedSum(sums, torch.cat(norms))
 

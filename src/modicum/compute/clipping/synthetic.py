@@ -120,10 +120,22 @@ class _Shared:
 
 
 @contextmanager
+def same_buffers(model: nn.Module) -> Iterator[None]:
+    """Whatever a model does to its buffers inside, they are put back."""
+    named = ((part._buffers, name) for part in model.modules() for name in part._buffers)
+    before = [(where, name, b, b.clone()) for where, name in named if (b := where[name]) is not None]
+    try:
+        yield
+    finally:
+        for where, name, b, numbers in before:
+            b.data.copy_(numbers)
+            where[name] = b
+
+
+@contextmanager
 def own_weights(model: nn.Module, drawn: torch.Generator) -> Iterator[None]:
     """Ordinary weights for a while, whatever the model's are; buffers are put back as well."""
     before = [(p, p.data) for p in model.parameters()]
-    buffers = [(b, b.clone()) for b in model.buffers()]
     most = max((data.numel() for _, data in before), default=0)
     shared: dict[tuple[int, torch.dtype, torch.device], _Shared] = {}
     for p, data in before:
@@ -137,9 +149,8 @@ def own_weights(model: nn.Module, drawn: torch.Generator) -> Iterator[None]:
             own = shared[key].next(data.shape)
         p.data = own + 0.5 if data.dim() < 2 else own
     try:
-        yield
+        with same_buffers(model):
+            yield
     finally:
         for p, data in before:
             p.data = data
-        for b, data in buffers:
-            b.data.copy_(data)

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd import profiler_legacy
+from torch.autograd.graph import _engine_run_backward
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -55,6 +56,10 @@ class LooksAtValuesError(UserError):
 class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Refuses operations whose results' shapes, or ways of computing, come from values."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.refused = ""
+
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         """Not asked for: torch would import its compiler at the first operation."""
@@ -69,7 +74,8 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
             chosen = [t for t in args[1] if isinstance(t, Tensor) and t.dtype in (torch.bool, torch.uint8)]
             reason = "takes as many rows as values say" if chosen else ""
         if reason:
-            raise LooksAtValuesError(f"the operation {name}, which {reason}")
+            self.refused = f"the operation {name}, which {reason}"
+            raise LooksAtValuesError(self.refused)
         return func(*args, **(kwargs or {}))
 
 
@@ -107,12 +113,22 @@ def refuse_looking(model: nn.Module, trained: dict[str, nn.Parameter], loss: Los
         losses = check_losses(loss(model(x), y), batch_size(x))
         if not losses.requires_grad:
             return list(trained)
-        found = torch.autograd.grad(losses, list(trained.values()), torch.ones_like(losses), allow_unused=True)
+        # torch.autograd.grad itself is one function to a watch, which would not see what is called inside of it.
+        found = _engine_run_backward(
+            (losses,), (torch.ones_like(losses),), False, False, tuple(trained.values()),
+            allow_unreachable=True, accumulate_grad=False,
+        )  # fmt: skip
         return [name for name, g in zip(trained, found, strict=True) if g is None]
 
     with requiring_grad(model.parameters(), trained), torch.enable_grad():
-        with _Reads(), _Operations():  # type: ignore[no-untyped-call]
-            unreached = run()
+        try:
+            with _Reads(), (watch := _Operations()):  # type: ignore[no-untyped-call]
+                unreached = run()
+        except RuntimeError:
+            if not watch.refused:
+                raise
+        if watch.refused:  # TorchScript makes an error of its own of it, and a model may catch it
+            raise LooksAtValuesError(watch.refused)
         _refuse_unseen(run)
     return unreached
 
