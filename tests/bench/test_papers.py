@@ -10,6 +10,7 @@ import pytest
 from modicum.cli import run
 from modicum.cli.app import app
 from modicum.cli.paper import NAMES
+from modicum_bench.papers.beside import read, table_1, table_2
 from modicum_bench.papers.rows import NONE, PRINTED, PUBLIC, ROWS, TASKS, methods
 from modicum_bench.papers.run import STORED, three
 from modicum_bench.schedules.knots import at
@@ -63,3 +64,14 @@ def test_the_table_of_schedules_is_of_paired_differences() -> None:
     shown = table([one])
     assert "+2.0 ± 1.0" in shown
     assert "1 → 0.5 → 0.5 → 0.25" in shown
+
+
+def test_fedmaps_tables_stand_beside_the_papers() -> None:
+    """The page holds what the function makes of the paper's figures and the benchmark's own table."""
+    assert len(read("Reconstruction, cifar-10")) > 40
+    shown = table_1()
+    assert "| cifar-10, floor 12.7 dB | none | .0091/29.88 | 0.0052/34.0 |" in shown
+    page = (STORED.parents[1] / "papers.md").read_text(encoding="utf-8")
+    assert shown in page
+    assert table_2() in page
+
