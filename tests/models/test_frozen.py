@@ -26,14 +26,7 @@ from modicum.models.backbone import (
     with_statistics,
 )
 from modicum.models.features import compute, featured, from_backbone, from_scattering
-from modicum.models.frozen import (
-    backbone_linear,
-    discriminant,
-    fit_discriminant,
-    fit_whitening,
-    unit_linear,
-    whitened_linear,
-)
+from modicum.models.frozen import FixedFeatures, UnitNorm, discriminant, fit_whitening
 from modicum.public.augment import Augmentation, _rotation, random_view
 from modicum.public.pretrain import Pretraining, nt_xent, pretrain
 
@@ -53,7 +46,7 @@ def images(n: int, seed: int = 0) -> Arrays:
 
 
 def test_only_the_head_has_parameters(weights: Path) -> None:
-    model = check_model(backbone_linear(weights, 3), (1, 8, 8), 3)
+    model = check_model(FixedFeatures(load_backbone(weights).model, SHAPE.features, 3), (1, 8, 8), 3)
     assert Layout.of(model).names == ("head.weight", "head.bias")
     features, head = fixed_features(model) or (None, None)
     assert features is not None and head is not None  # noqa: PT018
@@ -153,7 +146,7 @@ def test_whitening_evens_out_public_directions() -> None:
 
 
 def test_gradients_of_the_head_are_bounded_whatever_the_record() -> None:
-    model = whitened_linear(torch.randn(50, 4), 3, 5)
+    model = FixedFeatures(fit_whitening(torch.randn(50, 4), 3), 3, 5)
     for x in (torch.full((1, 4), 1e6), torch.zeros(1, 4), torch.randn(1, 4)):
         model.zero_grad()
         torch.nn.functional.cross_entropy(model(x), torch.tensor([0])).backward()  # type: ignore[no-untyped-call]
@@ -168,7 +161,7 @@ def test_bad_sizes_are_refused() -> None:
 
 
 def test_a_linear_head_on_unit_records_starts_undecided() -> None:
-    assert torch.equal(unit_linear((2, 3), 4)(torch.randn(3, 2, 3)), torch.zeros(3, 4))
+    assert torch.equal(FixedFeatures(UnitNorm(), 6, 4)(torch.randn(3, 2, 3)), torch.zeros(3, 4))
 
 
 def test_pretraining_learns_something() -> None:
@@ -225,7 +218,7 @@ def clusters(n: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
 def test_a_discriminant_keeps_the_directions_in_which_classes_differ(scaled: bool) -> None:
     x, y = clusters(600)
     new, labels = clusters(300, seed=1)
-    found = fit_discriminant(x, y, 2, shrink=0.0, scaled=scaled)(new)
+    found = discriminant(x, y, shrink=0.0, scaled=scaled).cut(2)(new)
     means = torch.stack([found[labels == c].mean(0) for c in range(3)])
     right = ((found @ means.T).argmax(1) == labels).float().mean()
     whitened = fit_whitening(x, 2)
@@ -236,18 +229,18 @@ def test_a_discriminant_keeps_the_directions_in_which_classes_differ(scaled: boo
 def test_scaling_makes_the_discriminant_blind_to_units() -> None:
     x, y = clusters(300)
     units = torch.tensor([0.1, 0.3, 1, 0.5, 3, 0.5])
-    first, second = (fit_discriminant(v, y, 2, scaled=True)(v) for v in (x, x * units))
+    first, second = (discriminant(v, y, scaled=True).cut(2)(v) for v in (x, x * units))
     assert torch.allclose((first @ first.T), (second @ second.T), atol=0.05)
-    first, second = (fit_discriminant(v, y, 2)(v) for v in (x, x * units))
+    first, second = (discriminant(v, y).cut(2)(v) for v in (x, x * units))
     assert not torch.allclose((first @ first.T), (second @ second.T), atol=0.05)
 
 
 def test_a_discriminant_refuses_what_it_cannot_do() -> None:
     x, y = clusters(30)
     with pytest.raises(UserError, match="between 1 and 6"):
-        fit_discriminant(x, y, 7)
+        discriminant(x, y).cut(7)
     with pytest.raises(UserError, match="more public records than classes"):
-        fit_discriminant(x[:3], y[:3], 2)
+        discriminant(x[:3], y[:3])
 
 
 def test_directions_without_differences_come_last_and_complete_the_space() -> None:
