@@ -26,7 +26,8 @@ from modicum.core.parts import SIGNAL_BOUND, ClientKit, Job, Signal, SignalName
 from modicum.core.release_gate import ReleaseRequest
 from modicum.core.round_state import RoundState
 from modicum.errors import UserError
-from modicum.privacy.events import Block, NoSampling, Release
+from modicum.privacy.events import Block, NoSampling, Release, Sampler
+from modicum.privacy.noise.schedule import TrainingReleases
 from modicum.privacy.plan import PlannedRelease, PrivacyPlan
 from modicum.privacy.spec import PrivacySpec, Unit
 
@@ -63,6 +64,21 @@ def query(
     return (
         Block(name, bound, main),
         *(Block(s.name, SIGNAL_BOUND, s.ratio * max(multiplier, shared or 0.0) * (1 + 1e-14)) for s in signals),
+    )
+
+
+def once_a_round(
+    facts: ClientFacts, spec: PrivacySpec, purpose: str, sampler: Sampler | None = None
+) -> TrainingReleases:
+    """One release in each round that a client takes part in."""
+    return TrainingReleases(
+        client=facts.name,
+        budget=facts.budget,
+        spec=spec,
+        purpose=purpose,
+        sampler=sampler or NoSampling(),
+        steps=facts.participations,
+        participations=facts.participations,
     )
 
 
