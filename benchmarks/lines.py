@@ -1,6 +1,6 @@
 """Files and lines of each package of the source at two commits.
 
-    python benchmarks/lines.py c93b2c40 HEAD
+python benchmarks/lines.py c93b2c40 HEAD
 """
 
 from __future__ import annotations
