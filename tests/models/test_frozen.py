@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ import torch
 from modicum.core.layout import Layout
 from modicum.data.arrays import Arrays, Dataset
 from modicum.errors import UserError
-from modicum.models import check_model, fixed_features
+from modicum.models import check_model, features, fixed_features
 from modicum.models.backbone import (
     Backbone,
     BackboneShape,
@@ -85,6 +86,36 @@ def test_features_are_computed_once_for_each_content(weights: Path, tmp_path: Pa
     assert len(list((tmp_path / "cache").iterdir())) == len(files) + 1
     whole = compute(from_backbone(weights), data.test)
     assert np.allclose(first.test.x, whole, rtol=1e-2, atol=1e-2)
+
+
+def test_other_images_of_the_same_bytes_have_features_of_their_own(weights: Path, tmp_path: Path) -> None:
+    one = Dataset("toy", images(6), images(2, seed=1), 3)
+    x = one.train.x.reshape(6, 1, 4, 16)
+    featured(one, from_backbone(weights), tmp_path)
+    turned = replace(one, train=Arrays(x, one.train.y))
+    kept, anew = (featured(turned, from_backbone(weights), folder) for folder in (tmp_path, None))
+    assert np.array_equal(kept.train.x, anew.train.x)
+
+
+@pytest.mark.parametrize("damage", ["cut", "pickle", "nan", "nothing"])
+def test_a_damaged_file_of_features_is_computed_anew(weights: Path, tmp_path: Path, damage: str) -> None:
+    data = Dataset("toy", images(6), images(6), 3)
+    cache = tmp_path / "cache"
+    first = featured(data, from_backbone(weights), cache).train.x
+    (file,) = cache.iterdir()
+    if damage == "nan":
+        np.save(file, np.full(first.shape, np.nan, np.float16))
+    else:
+        file.write_bytes({"cut": file.read_bytes()[:90], "pickle": pickle.dumps(1), "nothing": b""}[damage])
+    assert np.array_equal(featured(data, from_backbone(weights), cache).train.x, first)
+    assert np.array_equal(np.load(file), first.astype(np.float16))
+
+
+def test_features_beyond_half_precision_are_refused(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = Dataset("toy", images(6), images(6), 3)
+    monkeypatch.setattr(features, "compute", lambda *_: np.full((6, SHAPE.features), 1e6, np.float32))
+    with pytest.raises(UserError, match="no numbers of half precision"):
+        featured(data, from_backbone(weights), None)
 
 
 def test_scattering_features_are_kept_like_others(tmp_path: Path) -> None:

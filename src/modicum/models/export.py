@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,7 +38,7 @@ def export(model: nn.Module, inputs: Fields, path: Path, format: str) -> Path:
     Raises:
         UserError: Where the model has no such form, or a package is missing.
     """
-    ways = {
+    ways: dict[str, Callable[[nn.Module, Path], None]] = {
         "state-dict": _state_dict,
         "safetensors": _safetensors,
         "hugging-face": _pretrained,
