@@ -23,7 +23,7 @@ def numbers(bits: bytes) -> torch.Tensor:
 def test_all_of_the_state_is_the_sources() -> None:
     words = np.frombuffer(Random(1).randbytes(4 * WORDS), dtype="<u4")
     twister = np.random.RandomState()
-    twister.set_state(("MT19937", words, WORDS))
+    twister.set_state({"bit_generator": "MT19937", "state": {"key": words, "pos": WORDS}})
     left = iter([bytes(8), words.tobytes()])
     with layers_draw_from(lambda _: next(left), CPU):
         drawn = torch.randint(2**20, (2000,)).numpy()

@@ -18,7 +18,6 @@ import numpy as np
 from modicum.attacks.campaign import Stage, stage_of
 from modicum.attacks.order import INVERSIONS as ALL_INVERSIONS
 from modicum.attacks.order import Order
-from modicum.attacks.together import duplicate_of, search_together
 from modicum.comparing.workers import Progress, work
 from modicum.data.arrays import Dataset
 from modicum.errors import UserError
@@ -39,6 +38,7 @@ from modicum_bench.attacks.cells import (
 )
 from modicum_bench.attacks.pictures import draw_all
 from modicum_bench.attacks.tables import noise_table, table
+from modicum_bench.attacks.together import duplicate_of, search_together
 from modicum_bench.attacks.under import under
 
 INVERSIONS = ("ig", "dlg", "bayes", "gi")
@@ -102,10 +102,12 @@ def bench(
     progress: Progress | None = None,
     size: Size | None = None,
     model: str | None = None,
+    batch: int | None = None,
 ) -> str:
     """Fill what is missing of the tables in `out` until `seconds` have passed, then write them as Markdown."""
     _refuse(tables, model, workers)
     size, tasks, until = size or SIZES[preset], tuple(only) or TASKS[preset], time.time() + seconds
+    size = size if batch is None else replace(size, batch=batch)
     for task in tasks:
         _dataset(task, data_dir)  # a dataset that is missing is refused before anything is played
     out.mkdir(parents=True, exist_ok=True)

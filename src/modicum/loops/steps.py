@@ -21,7 +21,7 @@ from modicum.core.release_gate import ReservedGate
 from modicum.mechanisms.common import Asked
 from modicum.mechanisms.record_local import GRADIENT, RecordLocal
 from modicum.privacy.accounting.filters import plan_guarantee
-from modicum.privacy.events import Cyclic, Poisson, Release
+from modicum.privacy.events import Release
 from modicum.privacy.fixed_shapes import BLANK, Lanes
 from modicum.privacy.ledger.token import Token
 from modicum.privacy.noise import NoiseKey, NoiseSource
@@ -118,16 +118,12 @@ class PlannedSteps:
     @property
     def in_lanes(self) -> bool:
         """Whether one record more in a step moves others to other passes."""
-        sampler = self.mechanism.sampler(self.facts)
-        return isinstance(sampler, Poisson) and isinstance(sampler.shape, Lanes)
+        return isinstance(self.mechanism.sampler(self.facts).shape, Lanes)
 
     def rows(self) -> int:
         """Rows of a pass over a step's records, of which some may be blank."""
         sampler, records = self.mechanism.sampler(self.facts), self.facts.records
-        if isinstance(sampler, Cyclic):
-            return -(-records // sampler.batches)
-        shape = sampler.shape if isinstance(sampler, Poisson) else None
-        return records if shape is None else shape.rows
+        return -(-records // sampler.turns) if sampler.shape is None else sampler.shape.rows
 
     def batches(self, rows: Tensor) -> Iterator[Tensor]:
         """Numbers of a step's records, pass by pass; each pass is cut into physical batches of one size."""

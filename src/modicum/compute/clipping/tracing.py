@@ -57,7 +57,7 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Refuses operations whose results' shapes, or ways of computing, come from values."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.refused = ""
 
     @classmethod
@@ -122,7 +122,7 @@ def refuse_looking(model: nn.Module, trained: dict[str, nn.Parameter], loss: Los
 
     with requiring_grad(model.parameters(), trained), torch.enable_grad():
         try:
-            with _Reads(), (watch := _Operations()):  # type: ignore[no-untyped-call]
+            with _Reads(), (watch := _Operations()):
                 unreached = run()
         except RuntimeError:
             if not watch.refused:
@@ -153,7 +153,7 @@ def refusing_looks(model: nn.Module) -> Iterator[None]:
     open_modes: list[Any] = []
 
     def begin(*_: Any) -> None:
-        for mode in (_Reads(), _Operations()):  # type: ignore[no-untyped-call]
+        for mode in (_Reads(), _Operations()):
             mode.__enter__()  # type: ignore[no-untyped-call]
             open_modes.append(mode)
 
