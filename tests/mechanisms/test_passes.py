@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from modicum.compute.clipping import sums
 from modicum.compute.clipping.loop import LoopBackend
 from modicum.core.clips import Clip, Flat
+from modicum.core.layer_draws import drawn_so_far
 from modicum.core.layout import Layout
 from modicum.core.parts import Batch, Losses
 from modicum.errors import UserError
@@ -24,7 +25,6 @@ from modicum.models import build
 from modicum.policies import AdaptiveQuantile
 from modicum.privacy.fixed_shapes import BLANK, Capacity, FixedShape, Lanes, Rows, Uniform
 from modicum.privacy.noise import SimulatedNoise
-from modicum.privacy.noise.layers import drawn_so_far
 from modicum.training.plain import Supervised
 from tests.mechanisms import stage
 

@@ -16,6 +16,7 @@ import torch
 
 from modicum.core.clips import Flat
 from modicum.core.facts import ClientFacts
+from modicum.core.layer_draws import layers_draw_from
 from modicum.core.messages import (
     Broadcast,
     Decision,
@@ -38,7 +39,6 @@ from modicum.privacy.events import Release
 from modicum.privacy.ledger.budgets import Reason, Refusal, Refused
 from modicum.privacy.ledger.token import Token
 from modicum.privacy.noise import NoiseKey, NoiseSource, SimulatedNoise
-from modicum.privacy.noise.layers import layers_draw_from
 from modicum.privacy.plan import PrivacyPlan
 
 Reserve = Callable[[Release], Token | None]

@@ -22,6 +22,7 @@ from modicum.compute.clipping.open_pass import Fingerprint, OpenPass, fingerprin
 from modicum.compute.clipping.problem import Parts
 from modicum.compute.clipping.synthetic import own_weights
 from modicum.compute.clipping.tracing import looking_modules
+from modicum.core.layer_draws import Bits
 from modicum.core.layout import Layout
 from modicum.core.parts import Batch
 from modicum.core.records import each
@@ -39,7 +40,6 @@ from modicum.privacy.ledger.grammar import Settlement
 from modicum.privacy.ledger.token import Token
 from modicum.privacy.noise import NoiseSource
 from modicum.privacy.noise.keyed import destroy_key
-from modicum.privacy.noise.skellam import Bits
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from modicum.core.clips import Clip
 from modicum.core.facts import ClientFacts
+from modicum.core.layer_draws import Bits
 from modicum.core.messages import Decision
 from modicum.core.own_rows import OwnRows
 from modicum.core.release_gate import ReservedGate
@@ -25,7 +26,6 @@ from modicum.privacy.events import Release
 from modicum.privacy.fixed_shapes import BLANK, Lanes
 from modicum.privacy.ledger.token import Token
 from modicum.privacy.noise import NoiseKey, NoiseSource
-from modicum.privacy.noise.skellam import Bits
 from modicum.privacy.plan import PrivacyPlan
 from modicum.privacy.spec import ModelsSeen, PrivacySpec, Unit
 

@@ -15,11 +15,11 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from modicum.core.layer_draws import drawn_so_far
 from modicum.core.parts import Method
 from modicum.core.records import each
 from modicum.errors import UserError
 from modicum.privacy.fixed_shapes import FixedShape, Lanes, smallest_capacity
-from modicum.privacy.noise.layers import drawn_so_far
 
 Kind = Literal["auto", "lanes", "capacity"]
 KINDS = ("auto", "lanes", "capacity")

@@ -22,9 +22,8 @@ from modicum.compute.clipping.ranges import safe_lookups
 from modicum.compute.clipping.sums import part_of
 from modicum.compute.clipping.tracing import as_traced, refusing_looks
 from modicum.core.clips import Clip
+from modicum.core.layer_draws import Bits, drawn_so_far, layers_draw_from
 from modicum.errors import UserError
-from modicum.privacy.noise.layers import drawn_so_far, layers_draw_from
-from modicum.privacy.noise.skellam import Bits
 
 Fingerprint = tuple[tuple[int, int], ...]
 """Of each parameter, then of each buffer: which tensor it is, and a sum of its bits."""

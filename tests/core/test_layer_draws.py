@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch.nn.functional import dropout
 
+from modicum.core.layer_draws import WORDS, layers_draw_from
 from modicum.privacy.noise import NoiseKey, SimulatedNoise
-from modicum.privacy.noise.layers import WORDS, layers_draw_from
 
 CPU = torch.device("cpu")
 

@@ -13,6 +13,8 @@ from modicum.privacy.noise.skellam import Bits
 if TYPE_CHECKING:
     import torch
 
+__all__ = ["Bits", "drawn_so_far", "layers_draw_from"]
+
 WORDS, HEAD = 624, 24
 """Of the state of torch's generator on a processor, a Mersenne Twister: its words, and the bytes before them."""
 
