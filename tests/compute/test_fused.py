@@ -30,7 +30,7 @@ def stacked(model: nn.Module) -> FusedBackend:
     """A backend that is trusted without the comparison, so that the comparison cannot hide an error."""
     backend = FusedBackend(model)
     assert isinstance(backend._engine, StackedEngine)
-    backend._proven = {(kind, True): True for kind in ("gradients", "clipped sums")}
+    backend._proven = {(kind, True): True for kind in ("gradients", "clipped_sums")}
     return backend
 
 

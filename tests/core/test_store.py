@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from modicum.core import store
 from modicum.core.store import write_durably
 from modicum.deploy.flower.project import LOG_FILE
 from modicum.deploy.flower.server_app import _written_down
@@ -15,6 +14,7 @@ from modicum.deploy.silo.signing import write_secret
 from modicum.errors import UserError
 from modicum.federation import run_folder
 from modicum.federation.run_folder import RunFolder
+from modicum.privacy import durable
 
 
 def plant(folder: Path, name: str) -> Path:
@@ -80,7 +80,7 @@ def test_a_lock_that_is_a_link_is_refused(tmp_path: Path) -> None:
 def test_a_plain_open_would_follow_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The negative control."""
     outside = plant(tmp_path, "report.html.part")
-    monkeypatch.setattr(store, "create_alone", lambda path: open(path, "wb"))  # noqa: SIM115
+    monkeypatch.setattr(durable, "create_alone", lambda path, mode: open(path, "wb"))  # noqa: SIM115
     write_durably(tmp_path / "report.html", b"page")
     assert outside.read_text() == "page"
 

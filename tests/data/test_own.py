@@ -10,14 +10,18 @@ from modicum.data import federate, from_csv, from_npz_folder, from_torch
 from modicum.data.tables import csv_ids
 from modicum.errors import UserError
 
-GUIDE = Path(__file__).parents[2] / "docs" / "data.md"
-EXAMPLES = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), flags=re.DOTALL)
+DOCS = Path(__file__).parents[2] / "docs"
+EXAMPLES = [
+    example
+    for page in ("data", "own-data")
+    for example in re.findall(r"```python\n(.*?)```", (DOCS / f"{page}.md").read_text(), flags=re.DOTALL)
+]
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=["overview", "npz", "csv", "torch"])
 def test_the_guides_examples_run(example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    exec(compile(example, str(GUIDE), "exec"), {})
+    exec(compile(example, "guide", "exec"), {})
 
 
 def _save(folder: Path, name: str, **arrays: object) -> None:

@@ -133,6 +133,24 @@ def test_what_a_column_cannot_be(how: dict[str, Any], message: str) -> None:
         replace(Column(), **how)
 
 
+def test_a_length_without_room_for_a_text_is_refused(words: Path) -> None:
+    """Its marks are public, so it is refused whatever the texts are."""
+    found = json.loads((words / "tokenizer.json").read_text())
+    found["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": "[UNK]", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {"[UNK]": {"id": "[UNK]", "ids": [1], "tokens": ["[UNK]"]}},
+    }
+    (words / "tokenizer.json").write_text(json.dumps(found))
+    tokenizer_in.cache_clear()
+    tokenizer = tokenizer_in(str(words))
+    assert tokenizer.encode(["the cat"], 2)["input_ids"].shape == (1, 2)
+    with pytest.raises(UserError, match="no room beside the 1 marks"):
+        tokenizer.encode([""], 1)
+    tokenizer_in.cache_clear()
+
+
 def test_a_folder_without_a_tokenizer_is_one_line(words: Path, tmp_path: Path) -> None:
     assert words
     with pytest.raises(UserError, match=r"there is no tokenizer.json in"):

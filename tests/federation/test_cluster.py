@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from modicum.cli import run
+from modicum.cli.app import app
 from modicum.config import differences, experiment_over, read, to_toml
 from modicum.errors import MissingExtraError, UserError
 from modicum.federation import cluster as clusters
@@ -140,7 +141,7 @@ def test_torchrun_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(UserError, match="start it once"):
         Simulation(experiment(DpSgd(), workers=2), tmp_path / "run")
     assert not (tmp_path / "run").exists()
-    assert run(["run", str(ROOT / "examples" / "digits.toml"), "--out", str(tmp_path / "cli")]) == 2
+    assert run(app, ["run", str(ROOT / "examples" / "digits.toml"), "--out", str(tmp_path / "cli")]) == 2
     assert not (tmp_path / "cli").exists()
 
 

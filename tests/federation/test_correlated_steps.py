@@ -229,7 +229,7 @@ def test_what_cannot_be_sound_is_refused_with_its_reason(method: MethodSpec, why
 
 def test_a_key_stays_in_one_process(tmp_path: Path) -> None:
     pytest.importorskip("cryptography")
-    with pytest.raises(UserError, match="leave workers out"):
+    with pytest.raises(UserError, match="leave workers and ray out"):
         Simulation(experiment(workers=1), tmp_path / "run", noise=CryptoNoise())
 
 

@@ -298,7 +298,7 @@ def test_an_engine_judges_itself_by_rows_that_nobody_has(tmp_path: Path) -> None
     shop = sim._workers._hands.workshop
     bench = Bench(shop, Seat("cpu", 1.0))
     assert isinstance(bench.kit.backend, FusedBackend)
-    assert {kind for kind, _ in bench.kit.backend._proven} == {"gradients", "clipped sums"}
+    assert {kind for kind, _ in bench.kit.backend._proven} == {"gradients", "clipped_sums"}
     untried = Bench(replace(shop, made_up=None), Seat("cpu", 1.0))
     assert isinstance(untried.kit.backend, FusedBackend)
     assert untried.kit.backend._proven == {}

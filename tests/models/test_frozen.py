@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ import torch
 from modicum.core.layout import Layout
 from modicum.data.arrays import Arrays, Dataset
 from modicum.errors import UserError
-from modicum.models import check_model, fixed_features
+from modicum.models import check_model, features, fixed_features
 from modicum.models.backbone import (
     Backbone,
     BackboneShape,
@@ -25,14 +26,7 @@ from modicum.models.backbone import (
     with_statistics,
 )
 from modicum.models.features import compute, featured, from_backbone, from_scattering
-from modicum.models.frozen import (
-    backbone_linear,
-    discriminant,
-    fit_discriminant,
-    fit_whitening,
-    unit_linear,
-    whitened_linear,
-)
+from modicum.models.frozen import FixedFeatures, UnitNorm, discriminant, fit_whitening
 from modicum.public.augment import Augmentation, _rotation, random_view
 from modicum.public.pretrain import Pretraining, nt_xent, pretrain
 
@@ -52,7 +46,7 @@ def images(n: int, seed: int = 0) -> Arrays:
 
 
 def test_only_the_head_has_parameters(weights: Path) -> None:
-    model = check_model(backbone_linear(weights, 3), (1, 8, 8), 3)
+    model = check_model(FixedFeatures(load_backbone(weights).model, SHAPE.features, 3), (1, 8, 8), 3)
     assert Layout.of(model).names == ("head.weight", "head.bias")
     features, head = fixed_features(model) or (None, None)
     assert features is not None and head is not None  # noqa: PT018
@@ -94,6 +88,36 @@ def test_features_are_computed_once_for_each_content(weights: Path, tmp_path: Pa
     assert np.allclose(first.test.x, whole, rtol=1e-2, atol=1e-2)
 
 
+def test_other_images_of_the_same_bytes_have_features_of_their_own(weights: Path, tmp_path: Path) -> None:
+    one = Dataset("toy", images(6), images(2, seed=1), 3)
+    x = one.train.x.reshape(6, 1, 4, 16)
+    featured(one, from_backbone(weights), tmp_path)
+    turned = replace(one, train=Arrays(x, one.train.y))
+    kept, anew = (featured(turned, from_backbone(weights), folder) for folder in (tmp_path, None))
+    assert np.array_equal(kept.train.x, anew.train.x)
+
+
+@pytest.mark.parametrize("damage", ["cut", "pickle", "nan", "nothing"])
+def test_a_damaged_file_of_features_is_computed_anew(weights: Path, tmp_path: Path, damage: str) -> None:
+    data = Dataset("toy", images(6), images(6), 3)
+    cache = tmp_path / "cache"
+    first = featured(data, from_backbone(weights), cache).train.x
+    (file,) = cache.iterdir()
+    if damage == "nan":
+        np.save(file, np.full(first.shape, np.nan, np.float16))
+    else:
+        file.write_bytes({"cut": file.read_bytes()[:90], "pickle": pickle.dumps(1), "nothing": b""}[damage])
+    assert np.array_equal(featured(data, from_backbone(weights), cache).train.x, first)
+    assert np.array_equal(np.load(file), first.astype(np.float16))
+
+
+def test_features_beyond_half_precision_are_refused(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = Dataset("toy", images(6), images(6), 3)
+    monkeypatch.setattr(features, "compute", lambda *_: np.full((6, SHAPE.features), 1e6, np.float32))
+    with pytest.raises(UserError, match="no numbers of half precision"):
+        featured(data, from_backbone(weights), None)
+
+
 def test_scattering_features_are_kept_like_others(tmp_path: Path) -> None:
     data = Dataset("toy", images(30), images(5, seed=1), 3)
     made = featured(data, from_scattering(1, 8, 1), tmp_path)
@@ -122,7 +146,7 @@ def test_whitening_evens_out_public_directions() -> None:
 
 
 def test_gradients_of_the_head_are_bounded_whatever_the_record() -> None:
-    model = whitened_linear(torch.randn(50, 4), 3, 5)
+    model = FixedFeatures(fit_whitening(torch.randn(50, 4), 3), 3, 5)
     for x in (torch.full((1, 4), 1e6), torch.zeros(1, 4), torch.randn(1, 4)):
         model.zero_grad()
         torch.nn.functional.cross_entropy(model(x), torch.tensor([0])).backward()  # type: ignore[no-untyped-call]
@@ -137,7 +161,7 @@ def test_bad_sizes_are_refused() -> None:
 
 
 def test_a_linear_head_on_unit_records_starts_undecided() -> None:
-    assert torch.equal(unit_linear((2, 3), 4)(torch.randn(3, 2, 3)), torch.zeros(3, 4))
+    assert torch.equal(FixedFeatures(UnitNorm(), 6, 4)(torch.randn(3, 2, 3)), torch.zeros(3, 4))
 
 
 def test_pretraining_learns_something() -> None:
@@ -194,7 +218,7 @@ def clusters(n: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
 def test_a_discriminant_keeps_the_directions_in_which_classes_differ(scaled: bool) -> None:
     x, y = clusters(600)
     new, labels = clusters(300, seed=1)
-    found = fit_discriminant(x, y, 2, shrink=0.0, scaled=scaled)(new)
+    found = discriminant(x, y, shrink=0.0, scaled=scaled).cut(2)(new)
     means = torch.stack([found[labels == c].mean(0) for c in range(3)])
     right = ((found @ means.T).argmax(1) == labels).float().mean()
     whitened = fit_whitening(x, 2)
@@ -205,18 +229,18 @@ def test_a_discriminant_keeps_the_directions_in_which_classes_differ(scaled: boo
 def test_scaling_makes_the_discriminant_blind_to_units() -> None:
     x, y = clusters(300)
     units = torch.tensor([0.1, 0.3, 1, 0.5, 3, 0.5])
-    first, second = (fit_discriminant(v, y, 2, scaled=True)(v) for v in (x, x * units))
+    first, second = (discriminant(v, y, scaled=True).cut(2)(v) for v in (x, x * units))
     assert torch.allclose((first @ first.T), (second @ second.T), atol=0.05)
-    first, second = (fit_discriminant(v, y, 2)(v) for v in (x, x * units))
+    first, second = (discriminant(v, y).cut(2)(v) for v in (x, x * units))
     assert not torch.allclose((first @ first.T), (second @ second.T), atol=0.05)
 
 
 def test_a_discriminant_refuses_what_it_cannot_do() -> None:
     x, y = clusters(30)
     with pytest.raises(UserError, match="between 1 and 6"):
-        fit_discriminant(x, y, 7)
+        discriminant(x, y).cut(7)
     with pytest.raises(UserError, match="more public records than classes"):
-        fit_discriminant(x[:3], y[:3], 2)
+        discriminant(x[:3], y[:3])
 
 
 def test_directions_without_differences_come_last_and_complete_the_space() -> None:

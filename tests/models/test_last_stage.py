@@ -191,6 +191,15 @@ rounds = 1
 """
 
 
+def test_a_backbone_or_geometry_of_the_private_records_is_refused(tmp_path: Path) -> None:
+    """As where features take the records' place."""
+    (tmp_path / "e.toml").write_text(FILE)
+    file = backbone(tmp_path / "b.npz", channels=1)
+    save_backbone(load_backbone(file).model, file, {"proxy": "digits:0-4"})
+    with pytest.raises(UserError, match="was trained on digits:0-4, which shares records with digits"):
+        experiment(read(tmp_path / "e.toml"))
+
+
 def test_a_file_asks_for_it_and_its_run_is_read_back(tmp_path: Path) -> None:
     backbone(tmp_path / "b.npz", channels=1)
     (tmp_path / "e.toml").write_text(FILE)

@@ -21,6 +21,7 @@ from modicum.data import Dataset
 from modicum.data.arrays import Arrays
 from modicum.data.kin import share_records
 from modicum.errors import UserError
+from modicum.models.backbone import Backbone, BackboneShape, save_backbone
 from modicum.models.features import compute, extractor, featured
 from modicum.models.published import packages
 from modicum.models.published.catalogue import published
@@ -369,8 +370,6 @@ def test_no_code_in_a_file_of_weights_runs(tmp_path: Path, suffix: str) -> None:
 def test_files_that_are_no_known_network_are_refused(tmp_path: Path, folder: Path) -> None:
     torch.save({"fc.weight": torch.zeros(2, 2)}, tmp_path / "x.pth")
     state = residual("torchvision", deep=False)[0]
-    with pytest.raises(UserError, match=r"what .* was trained on"):
-        published(str(tmp_path / "x.pth"))
     with pytest.raises(UserError, match="known are"):
         published(str(tmp_path / "x.pth"), ("imagenet-1k",))
     torch.save({**state, "conv1.weight": torch.full((8, 3, 7, 7), torch.nan)}, tmp_path / "n.pth")
@@ -401,6 +400,24 @@ def test_a_package_is_named_and_its_file_pinned(tmp_path: Path, monkeypatch: pyt
         extractor("efficientnet-lite0", (3, 32, 32))
 
 
+def test_a_file_that_nobody_vouches_for_is_refused(folder: Path) -> None:
+    (folder / "README.md").unlink()
+    with pytest.raises(UserError, match=r"nothing says what net was trained on"):
+        extractor(folder, (3, 16, 16)).check("cifar-10")
+    extractor(folder, (3, 16, 16), trained_on=("imagenet-1k",)).check("cifar-10")
+    torch.manual_seed(0)
+    save_backbone(Backbone(BackboneShape(3, (4, 8), 1, 2)), folder / "own.npz", {})
+    with pytest.raises(UserError, match="nothing says what own was trained on"):
+        extractor(folder / "own.npz", (3, 16, 16)).check("cifar-10")
+
+
+def test_nobody_unsays_what_a_card_says(folder: Path) -> None:
+    card = folder / "README.md"
+    card.write_text(card.read_text().replace("imagenet-1k", "uoft-cs/cifar10"))
+    with pytest.raises(UserError, match="not public for them"):
+        extractor(folder, (3, 16, 16), trained_on=("imagenet-1k",)).check("cifar-10:0-4")
+
+
 def test_a_network_is_refused_for_the_records_it_was_trained_on(folder: Path) -> None:
     card = folder / "README.md"
     card.write_text(card.read_text().replace("imagenet-1k", "cifar-10"))
@@ -423,6 +440,19 @@ def test_a_network_is_refused_for_the_records_it_was_trained_on(folder: Path) ->
         ("emnist-merge47", "mnist", True),
         ("emnist-letters", "emnist-balanced:10-46", True),
         ("emnist-letters", "emnist-balanced:0-9", False),
+        ("uoft-cs/cifar10", "cifar-10", True),  # as model cards have them
+        ("uoft-cs/cifar100", "cifar-10", False),
+        ("CIFAR_100", "cifar-100:0-4", True),
+        ("cifar10-c", "cifar-10", True),
+        ("tiny-images", "cifar-10", True),
+        ("tiny-imagenet", "cifar-10", False),
+        ("ylecun/mnist", "mnist:0-4", True),
+        ("zalando-datasets/fashion_mnist", "fashion-mnist", True),
+        ("fashion_mnist", "mnist", False),
+        ("ufldl-stanford/svhn:cropped", "svhn", True),
+        ("emnist", "mnist", True),
+        ("emnist", "emnist-letters", True),
+        ("https://host/mnist", "mnist", True),
     ],
 )
 def test_which_datasets_share_records(one: str, other: str, shared: bool) -> None:
@@ -437,8 +467,11 @@ def test_silos_know_a_backbone_by_its_content(folder: Path, tmp_path: Path) -> N
     folder.rename(copy)
     assert digest_of(str(copy)) == first
     assert digest_of(f"{copy}:2") == f"{first}:2"
+    file = copy / "model.safetensors"
+    before = digest_of(str(file))
     (copy / "config.json").write_text("{}")  # another size of images
     assert digest_of(str(copy)) != first
+    assert digest_of(str(file)) != before  # which a lone file is prepared by as well
     assert digest_of("efficientnet-lite0") != digest_of("efficientnet-lite0:2")
     with pytest.raises(UserError, match="no backbone at"):
         digest_of(str(tmp_path / "nothing"))

@@ -5,17 +5,15 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from modicum.errors import UserError
 from modicum.privacy.accounting import gdp, rdp
 from modicum.privacy.events import Block, NoSampling, Poisson, Release, Sampler, Shuffled
 from modicum.privacy.ledger import budgets
-from modicum.privacy.ledger.budget_table import BudgetTable
 from modicum.privacy.ledger.budgets import PlanGuard, Reason, check_plan, guard_for
 from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
-from modicum.privacy.spec import PrivacySpec, SecureAggregation
+from modicum.privacy.spec import PrivacySpec
 from modicum.privacy.views import KnownTo
 
 ZERO_OUT = PrivacySpec(unit="record")
@@ -139,49 +137,3 @@ def test_no_guard_claims_nothing() -> None:
     guard = guard_for(PrivacyPlan(client="a", spec=ZERO_OUT, budget=math.inf, guard=Guard.NONE))
     assert reason(guard, release(1e-6)) is None
     assert guard.reported() == math.inf
-
-
-def mixed_plans(count: int, rng: np.random.Generator) -> list[PrivacyPlan]:
-    behind = PrivacySpec(unit="client", view=SecureAggregation(10, 2))
-    specs = [ZERO_OUT, REPLACE, PrivacySpec(unit="record", adjacency="add-remove"), behind]
-    plans = []
-    for i in range(count):
-        plan = (
-            gdp_plan(float(rng.choice([0.5, 1, 8]))) if i % 3 == 0 else rdp_plan(1.0, float(rng.choice([17, 32])))
-        )
-        plans.append(replace(plan, client=f"c{i}", spec=specs[i % 4]))
-    return plans
-
-
-def test_the_table_of_many_clients_equals_the_guards() -> None:
-    rng = np.random.default_rng(0)
-    plans = mixed_plans(60, rng)
-    table = BudgetTable(plans)
-    guards = [guard_for(plan) for plan in plans]
-    refused = 0
-    for round in range(12):
-        z, q = rng.uniform(3, 30, len(plans)), rng.choice([1.0, 0.3, 0.01], len(plans))
-        allowed = table.charge(z, q, counts=3)
-        for i, plan in enumerate(plans):
-            sampler = NoSampling() if q[i] == 1 else Poisson(float(q[i]), KnownTo.CLIENT)
-            one = Release(
-                client=plan.client,
-                round=round,
-                spec=plan.spec,
-                blocks=(Block("sum", 1.0, float(z[i])),),
-                sampler=sampler,
-                count=3,
-            )
-            assert allowed[i] == (guards[i].refusal(one) is None)
-            if allowed[i]:
-                guards[i] = guards[i].charge(one)
-        refused += int((~allowed).sum())
-    assert table.spent == pytest.approx([g.spent for g in guards], rel=1e-12)  # type: ignore[attr-defined]
-    assert 0 < refused < 12 * len(plans)
-
-
-def test_the_table_takes_filters_only() -> None:
-    with pytest.raises(UserError, match="only filters"):
-        BudgetTable([plan_of((5.0, NoSampling(), 3))])
-    with pytest.raises(UserError, match="positive and finite"):
-        BudgetTable([gdp_plan()]).charge(float("nan"))

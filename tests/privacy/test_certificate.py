@@ -150,3 +150,13 @@ def test_charges_of_the_run_are_in_order(tmp_path: Path) -> None:
     with Ledger.open(make_run(tmp_path / "run") / "ledger.sqlite") as ledger:
         assert list(ledger.charges()) == CHARGES
         assert ledger.plans["gdp"] == replace(PLANS[3])
+
+
+@pytest.mark.parametrize("name", ["certificate.json.new", "certificate.json.part"])
+def test_it_is_written_through_nobody_s_link(tmp_path: Path, certificate: Certificate, name: str) -> None:
+    outside = tmp_path / "outside"
+    outside.write_text("mine")
+    (tmp_path / name).symlink_to(outside)
+    certificate.write(tmp_path / "certificate.json")
+    assert outside.read_text() == "mine"
+    assert Certificate.read(tmp_path / "certificate.json").clients == certificate.clients

@@ -24,7 +24,7 @@ from modicum.models.backbone import Backbone, BackboneShape, save_backbone
 from modicum.privacy.spec import PrivacySpec, Unit
 from modicum.public import features
 from modicum.public.features import behind, class_noise, parse, stand_on
-from modicum.public.geometry import Public
+from modicum.public.geometry import Public, fit_geometry
 
 SPEC = PrivacySpec(unit=Unit.RECORD)
 CONFIG = """
@@ -301,6 +301,34 @@ def test_a_network_that_saw_the_private_dataset_is_refused(tmp_path: Path) -> No
     with pytest.raises(UserError, match="was trained on digits:3-9, which shares records with digits:0-4"):
         experiment(read(write(tmp_path, text)))
     assert not list(tmp_path.glob("features/*"))
+
+
+@pytest.mark.parametrize("own", ["digits:0-4", "digits", "digits:4-9"])
+@pytest.mark.parametrize("key", ["proxy", "features_from"])
+def test_private_records_are_no_public_ones(tmp_path: Path, own: str, key: str) -> None:
+    """Else directions that are kept, shown and given to everybody would be fitted to them."""
+    with pytest.raises(UserError, match=f"{own} shares records with digits:0-4"):
+        experiment(read(write(tmp_path, CONFIG.replace('proxy = "digits:5-9"', f'{key} = "{own}"'))))
+    public: Any = {"proxy": load(own)} if key == "proxy" else {key: own}
+    with pytest.raises(UserError, match="shares records"):
+        mo.Federation.from_dataset("digits:0-4", clients=4, features="discriminant:4", **public)
+
+
+def test_a_geometry_of_private_records_is_refused(tmp_path: Path) -> None:
+    """One of a public share of the same data is used where the same share is public, and nowhere else."""
+    whole = Public(load("digits:0-4").train, "digits", same_task=False)
+    (tmp_path / "g.npz").write_bytes(fit_geometry(whole, 4).to_bytes())
+    kept = CONFIG.replace('"discriminant:4"', '"g.npz"')
+    with pytest.raises(UserError, match=r"g\.npz was fitted to records of digits, which shares records"):
+        experiment(read(write(tmp_path, kept)))
+    share = CONFIG.replace('"digits:5-9"', "0.2")
+    fitted = experiment(read(write(tmp_path, share))).federation.data
+    assert fitted.geometry is not None
+    (tmp_path / "g.npz").write_bytes(fitted.geometry.to_bytes())
+    again = experiment(read(write(tmp_path, share.replace('"discriminant:4"', '"g.npz"')))).federation.data
+    assert np.array_equal(again.clients[1].train.x, fitted.clients[1].train.x)
+    with pytest.raises(UserError, match="not public for them"):
+        experiment(read(write(tmp_path, kept.replace('"digits:5-9"', "0.1"))))
 
 
 def test_a_kept_geometry_gives_the_same_features_and_names_the_run(tmp_path: Path) -> None:

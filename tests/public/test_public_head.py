@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from modicum.models.frozen import UnitNorm, fit_discriminant
-from modicum.public.head import DECAYS, _folds, decay_path, public_head
+from modicum.models.frozen import UnitNorm, discriminant
+from modicum.public.head import DECAYS, _folds, decay_path
+from modicum_bench.pac_dp.data import public_head
 
 
 def records(n: int, *, signal: float, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -19,7 +20,7 @@ def records(n: int, *, signal: float, seed: int = 0) -> tuple[Tensor, Tensor]:
 def test_it_knows_the_task() -> None:
     x, y = records(200, signal=1.0)
     new, labels = records(200, signal=1.0, seed=1)
-    model = public_head(x, y, 4, lambda a, b: fit_discriminant(a, b, 3))
+    model = public_head(x, y, 4, lambda a, b: discriminant(a, b).cut(3))
     assert float((model(new).argmax(1) == labels).float().mean()) > 0.9
     assert [name for name, _ in model.named_parameters()] == ["head.weight", "head.bias"]
 
@@ -29,7 +30,7 @@ def test_without_anything_to_learn_the_decay_is_large() -> None:
     x, y = records(44, signal=0.0)
 
     def fit(a: Tensor, b: Tensor) -> nn.Module:
-        return fit_discriminant(a, b, 3, shrink=0.01)
+        return discriminant(a, b, shrink=0.01).cut(3)
 
     features = fit(x, y)
     norms = [float(weight.norm()) for weight, _ in decay_path(features(x).double(), y, 4)]

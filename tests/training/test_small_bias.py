@@ -9,7 +9,7 @@ from modicum.core.clips import Flat
 from modicum.core.parts import Batch
 from modicum.errors import UserError
 from modicum.models import build
-from modicum.models.frozen import unit_linear
+from modicum.models.frozen import FixedFeatures, UnitNorm
 from modicum.models.split import fixed_features
 from modicum.training.plain import Supervised
 from modicum.training.small_bias import SmallBias, SmallBiasHead
@@ -22,7 +22,7 @@ def wrapped(model: nn.Module, length: float = 0.3) -> nn.Module:
     return SmallBias(length).wrap(model)
 
 
-@pytest.mark.parametrize("model", [build("logistic", (5,), 3, seed=0), unit_linear((5,), 3)])
+@pytest.mark.parametrize("model", [build("logistic", (5,), 3, seed=0), FixedFeatures(UnitNorm(), 5, 3)])
 def test_it_is_the_same_function_on_records_of_length_one(model: nn.Module) -> None:
     with torch.no_grad():
         for p in model.parameters():

@@ -18,7 +18,7 @@ from modicum.data.mapped import mapped
 from modicum.errors import UserError
 from modicum.models import build
 from modicum.models.features import featured, from_backbone
-from modicum.models.frozen import FixedFeatures, unit_linear
+from modicum.models.frozen import FixedFeatures, UnitNorm
 from modicum.public.geometry import Public, fit_geometry
 from modicum.public.head import logistic_head
 from modicum_bench.acdp_pfsd.letters import BACKBONE, CLASSES, RENDERED
@@ -54,7 +54,7 @@ class Rendered:
 
     def first_model(self, *, hot: bool) -> FixedFeatures:
         """A head that rendered characters have taught, or zero."""
-        model = unit_linear((FEATURES,), CLASSES)
+        model = FixedFeatures(UnitNorm(), FEATURES, CLASSES)
         if hot:
             weight, bias = logistic_head(self.x, self.y, CLASSES)
             with torch.no_grad():

@@ -18,7 +18,6 @@ import numpy as np
 from modicum.attacks.campaign import Stage, stage_of
 from modicum.attacks.order import INVERSIONS as ALL_INVERSIONS
 from modicum.attacks.order import Order
-from modicum.attacks.together import duplicate_of, search_together
 from modicum.comparing.workers import Progress, work
 from modicum.data.arrays import Dataset
 from modicum.errors import UserError
@@ -39,6 +38,7 @@ from modicum_bench.attacks.cells import (
 )
 from modicum_bench.attacks.pictures import draw_all
 from modicum_bench.attacks.tables import noise_table, table
+from modicum_bench.attacks.together import duplicate_of, search_together
 from modicum_bench.attacks.under import under
 
 INVERSIONS = ("ig", "dlg", "bayes", "gi")

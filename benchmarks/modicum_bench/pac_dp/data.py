@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from modicum.data import assign_budgets, federate, load
 from modicum.data.arrays import Arrays, Dataset, FederatedData
-from modicum.models.frozen import FixedFeatures, UnitNorm, fit_discriminant, fit_whitening
-from modicum.public.head import cross_validate, public_head
+from modicum.models.frozen import FixedFeatures, UnitNorm, discriminant, fit_whitening
+from modicum.public.head import Transform, cross_validate, decay_path
 from modicum_bench.pac_dp.settings import Case, Task
 
 SCATTERING = "scattering"  # in place of a backbone: features that were not learned
@@ -110,12 +110,27 @@ def features(name: str, x: Tensor, y: Tensor) -> nn.Module:
     """`unit`, `whitened-SIZE`, `discriminant-SIZE` or `scaled-discriminant-SIZE`, fitted to public records."""
     kind, _, size = name.rpartition("-")
     if uses_labels(name):
-        return fit_discriminant(x, y, int(size), scaled=kind == "scaled-discriminant")
+        return discriminant(x, y, scaled=kind == "scaled-discriminant").cut(int(size))
     return fit_whitening(x, int(size)) if kind == "whitened" else UnitNorm()
 
 
 def uses_labels(name: str) -> bool:
     return "discriminant" in name
+
+
+def public_head(x: Tensor, y: Tensor, classes: int, fit: Transform, seed: int = 0) -> FixedFeatures:
+    """Features by `fit(x, y)` and a logistic head on them, both from public records.
+
+    The weight decay is the one with the least loss in cross-validation.
+    """
+    losses, _ = cross_validate(x, y, classes, fit, seed)
+    features = fit(x, y)
+    weight, bias = decay_path(features(x).double(), y, classes)[int(losses.argmin())]
+    model = FixedFeatures(features, weight.shape[1], classes)
+    with torch.no_grad():
+        model.head.weight.copy_(weight)
+        model.head.bias.copy_(bias)
+    return model
 
 
 def first_model(data: FederatedData, name: str, *, hot: bool) -> FixedFeatures:

@@ -7,6 +7,7 @@ images; it is written down before any test.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -22,7 +23,7 @@ from modicum.errors import UserError
 from modicum.federation.experiment import Experiment, Federation, Prepared, prepare
 from modicum.federation.rehearsal import Rehearsal
 from modicum.methods import DpSgd, PacDp
-from modicum.models.frozen import unit_linear
+from modicum.models.frozen import FixedFeatures, UnitNorm
 from modicum.public.proxy import bootstrap
 from modicum_bench.pac_dp.cells import Found, Runner, Workspace
 from modicum_bench.pac_dp.data import SCATTERING, budgets, dataset, without_private
@@ -86,7 +87,9 @@ class Runs:
         experiment = Experiment(
             federation=Federation(data, budgets(TASKS[cell.task], case, len(data.clients), seed)),
             method=method,
-            model=unit_linear(data.input_shape, data.classes) if cell.linear else cell.model,
+            model=FixedFeatures(UnitNorm(), math.prod(data.input_shape), data.classes)
+            if cell.linear
+            else cell.model,
             rounds=cell.rounds,
             seed=self.first_seed + seed,
             evaluate_every=every or cell.rounds,

@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
+
+from modicum.errors import UserError
+
 Classes = range | None  # None: all of them
 LETTERS_FROM = 10  # classes 0 to 9 of EMNIST's larger splits are digits
+DIGITS, LETTERS = "nist-digits", "nist-letters"
+CIFAR = ("cifar10", "cifar100")
+COLLECTIONS = {  # where records come from, by a name without its marks
+    **{name: (name,) for name in (*CIFAR, "svhn", "fashionmnist", "digits", "breastcancer", "heartdisease")},
+    **dict.fromkeys(("tinyimages", "80milliontinyimages"), CIFAR),
+    **dict.fromkeys(("mnist", "qmnist", "emnistmnist", "emnistdigits"), (DIGITS,)),
+    "emnistletters": (LETTERS,),
+    **dict.fromkeys(("emnist", "nist"), (DIGITS, LETTERS)),
+}
 
 
 def share_records(one: str, other: str) -> bool:
-    """Whether records of one dataset can be in the other, by names as `load` takes them, e.g. `mnist:0-4`."""
+    """Whether records of one dataset can be in the other, by whatever names people give them.
+
+    `uoft-cs/cifar10`, `CIFAR_10` and `cifar-10:0-4` are selections from one collection, and so is every name that
+    goes on after a collection's, such as `cifar10-c`.
+    """
     return any(
         a == b and (of_a is None or of_b is None or set(of_a) & set(of_b))
         for a, of_a in _sources(one)
@@ -15,21 +33,27 @@ def share_records(one: str, other: str) -> bool:
     )
 
 
+def check_public(network: str, trained_on: Iterable[str], task: str) -> None:
+    """Refuse what was learned from the very records that are to be private."""
+    for name in trained_on:
+        if share_records(name, task):
+            raise UserError(
+                f"{network} was trained on {name}, which shares records with {task}: its features are not public "
+                "for them, choose another backbone (modicum backbones lists them)"
+            )
+
+
 def _sources(name: str) -> list[tuple[str, Classes]]:
     """Collections that a dataset's records come from, with the classes of them where it is some."""
-    plain, _, text = name.strip().lower().partition(":")
-    first, _, last = text.partition("-")
-    classes = range(int(first), int(last) + 1) if first.isdecimal() and last.isdecimal() else None
-    plain = {"cifar10": "cifar-10", "cifar100": "cifar-100"}.get(plain, plain)
-    if plain in ("mnist", "emnist-mnist", "emnist-digits"):
-        return [("nist-digits", classes)]
-    if plain == "emnist-letters":
-        return [("nist-letters", None)]
-    if not plain.startswith("emnist-"):
-        return [(plain, classes)]
-    found: list[tuple[str, Classes]] = []
-    if classes is None or classes.start < LETTERS_FROM:
-        found.append(("nist-digits", classes))
-    if classes is None or classes.stop > LETTERS_FROM:
-        found.append(("nist-letters", None))  # splits number and merge letters differently
-    return found
+    match = re.fullmatch(r"(.*?)(?::(\d+)-(\d+))?", name.strip().lower(), re.DOTALL)
+    assert match is not None
+    plain = re.sub(r"[^a-z0-9]", "", match[1].rpartition("/")[2])
+    classes = None if match[2] is None else range(int(match[2]), int(match[3]) + 1)
+    begun = [known for known in COLLECTIONS if re.match(rf"{known}(?!\d)", plain)]
+    collections = COLLECTIONS.get(max(begun, key=len, default=""), (plain,))
+    if DIGITS not in collections or LETTERS not in collections:
+        return [(one, None if one == LETTERS else classes) for one in collections]
+    has_digits = classes is None or classes.start < LETTERS_FROM
+    has_letters = classes is None or classes.stop > LETTERS_FROM
+    # splits number and merge letters differently
+    return [(DIGITS, classes)] * has_digits + [(LETTERS, None)] * has_letters

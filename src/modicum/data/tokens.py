@@ -37,6 +37,12 @@ class Tokenizer:
 
     def encode(self, texts: Sequence[str], length: int) -> dict[str, Array]:
         """Each text as tokens of this length, and where it is: longer ones are cut, shorter ones filled up."""
+        marks = int(self.inner.num_special_tokens_to_add(False))
+        if length <= marks:
+            raise UserError(
+                f"a text of {length} tokens has no room beside the {marks} marks that its tokenizer adds: raise "
+                "its length"
+            )
         self.inner.no_padding()
         self.inner.enable_truncation(length)
         ids = np.full((len(texts), length), self.padding, np.int64)

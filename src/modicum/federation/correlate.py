@@ -17,7 +17,6 @@ from modicum.errors import UserError
 from modicum.federation.cohort import Rotation
 from modicum.mechanisms.record_local import RecordLocal
 from modicum.privacy.correlated import Correlated
-from modicum.privacy.events import Cyclic
 from modicum.privacy.factors import (
     IDENTITY,
     Banded,
@@ -29,7 +28,6 @@ from modicum.privacy.factors import (
     strategy_error,
 )
 from modicum.privacy.noise import NoiseSource
-from modicum.privacy.noise.correlated import CorrelatedSteps
 from modicum.privacy.noise.keyed import KeyedNoise, open_key
 from modicum.privacy.plan import PrivacyPlan
 
@@ -131,7 +129,7 @@ def _steps_lines(mechanism: RecordLocal, clients: Sequence[ClientFacts], momentu
     private = sorted((f for f in clients if math.isfinite(f.budget)), key=lambda f: f.records)
     if not private or mechanism.batch is None:
         return []
-    facts, used = private[len(private) // 2], isinstance(mechanism.schedule, CorrelatedSteps)
+    facts, used = private[len(private) // 2], mechanism.schedule.in_turn
     fresh = replace(mechanism, noise=None) if used else mechanism
     try:
         mixed = mechanism if used else mechanism.correlate_steps(None, None, momentum)
@@ -139,14 +137,12 @@ def _steps_lines(mechanism: RecordLocal, clients: Sequence[ClientFacts], momentu
         own, drawn, all_in = (noise_left(m, facts, momentum) for m in (mixed, fresh, whole))
     except UserError:
         return []
-    if not isinstance(mixed.sampler(facts), Cyclic) or not (used or own < drawn):
+    steps, sampler = mixed.total_steps(facts), mixed.sampler(facts)
+    if sampler.turns == 1 or not (used or own < drawn):
         return []
-    steps = mixed.total_steps(facts)
-    sampler = mixed.sampler(facts)
-    assert isinstance(sampler, Cyclic)
     asked = "" if used else ', with noise = "correlated",'
     return [
-        f"Correlated noise over local steps ({sampler.batches} batches in turn, {steps} steps, a record in "
+        f"Correlated noise over local steps ({sampler.turns} batches in turn, {steps} steps, a record in "
         f"{sampler.participations(steps)} of them){asked} leaves {own:.3g} of a record's bound in the sum of "
         f"{facts.name}'s mean gradients over the run; independent noise with Poisson batches of the same size "
         f"leaves {drawn:.3g} ({drawn / own:.2f} times as much), with all records in each of as many steps "

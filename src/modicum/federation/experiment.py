@@ -22,6 +22,7 @@ from modicum.core.setting import MethodSpec, Setting
 from modicum.data.arrays import Arrays, FederatedData
 from modicum.data.budgets import Budgets, assign_budgets
 from modicum.data.check import check, checked
+from modicum.data.kin import check_public
 from modicum.errors import UserError
 from modicum.federation.correlate import pays, rotation, with_correlated, with_correlated_steps
 from modicum.federation.learning import (
@@ -428,7 +429,9 @@ def _uncompressed(experiment: Experiment, options: Mapping[str, Any]) -> nn.Modu
         raise UserError(
             f"task {experiment.task.name!r} does not say how many outputs a model needs: give it outputs"
         )
-    return build(experiment.model, inputs.shape, width, seed=experiment.seed, **options)
+    model = build(experiment.model, inputs.shape, width, seed=experiment.seed, **options)
+    check_public(experiment.model, getattr(model, "trained_on", ()), data.dataset)
+    return model
 
 
 def compression_line(experiment: Experiment) -> str:

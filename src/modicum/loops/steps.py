@@ -21,7 +21,7 @@ from modicum.core.release_gate import ReservedGate
 from modicum.mechanisms.common import Asked
 from modicum.mechanisms.record_local import GRADIENT, RecordLocal
 from modicum.privacy.accounting.filters import plan_guarantee
-from modicum.privacy.events import Cyclic, Poisson, Release
+from modicum.privacy.events import Release
 from modicum.privacy.fixed_shapes import BLANK
 from modicum.privacy.ledger.token import Token
 from modicum.privacy.noise import NoiseKey, NoiseSource
@@ -117,10 +117,7 @@ class PlannedSteps:
     def rows(self) -> int:
         """Rows of a pass over a step's records, of which some may be blank."""
         sampler, records = self.mechanism.sampler(self.facts), self.facts.records
-        if isinstance(sampler, Cyclic):
-            return -(-records // sampler.batches)
-        shape = sampler.shape if isinstance(sampler, Poisson) else None
-        return records if shape is None else shape.rows
+        return -(-records // sampler.turns) if sampler.shape is None else sampler.shape.rows
 
     def batches(self, rows: Tensor) -> Iterator[Tensor]:
         """Numbers of a step's records, pass by pass; each pass is cut into physical batches of one size."""

@@ -120,15 +120,7 @@ class ClientLevel:
         return self.schedule.agree(self._releases_of(facts), metrics)
 
     def _releases_of(self, facts: ClientFacts) -> TrainingReleases:
-        return TrainingReleases(
-            client=facts.name,
-            budget=facts.budget,
-            spec=self.spec,
-            purpose=UPDATE,
-            sampler=self.sampler,
-            steps=facts.participations,
-            participations=facts.participations,
-        )
+        return common.once_a_round(facts, self.spec, UPDATE, self.sampler)
 
     def decisions(self, chosen: Mapping[str, Decision], multipliers: Mapping[str, float]) -> dict[str, Decision]:
         """In a sum, bounds go in inverse proportion to the multipliers: z_i·C_i is one noise for all.

@@ -133,16 +133,15 @@ class RecordLocal:
                 f"client {facts.name!r} has {counted(facts.records, 'record')}, fewer than the batch of "
                 f"{self.batch}: lower the batch size or leave it out for whole batches"
             )
-        if not isinstance(self.schedule, CorrelatedSteps):
+        if not self.schedule.in_turn:
             return Poisson(self.batch / facts.records, KnownTo.CLIENT)
         batches = round(facts.records / self.batch)
         return Cyclic(batches) if batches > 1 else NoSampling()
 
     def expected_batch(self, facts: ClientFacts) -> float:
         """What sums of gradients are divided by: the public batch size, never the drawn one (R4)."""
-        if isinstance(self.schedule, CorrelatedSteps):
-            sampler = self._drawn_from(facts)
-            return facts.records / (sampler.batches if isinstance(sampler, Cyclic) else 1)
+        if self.schedule.in_turn:  # batches may differ by a record
+            return facts.records / self._drawn_from(facts).turns
         return float(self.batch or facts.records)
 
     def total_steps(self, facts: ClientFacts) -> int:
@@ -226,7 +225,6 @@ class RecordLocal:
         """What a client releases in so many steps from this one on."""
         z, origin = self._noise(asked)
         sampler, terms = self.sampler(asked.facts), asked.plan.correlation(GRADIENT)
-        in_turn = isinstance(sampler, Cyclic)
         return Release(
             client=asked.facts.name,
             round=asked.round,
@@ -239,7 +237,7 @@ class RecordLocal:
             noise_origin=origin,
             integers=asked.plan.integers(GRADIENT),
             correlated=None if terms is None else terms.rows,
-            first=self.steps_before(asked.facts, asked.participation) + step if in_turn else None,
+            first=self.steps_before(asked.facts, asked.participation) + step if sampler.turns > 1 else None,
         )
 
     def _noise(self, asked: common.Asked) -> Noise:
@@ -248,7 +246,7 @@ class RecordLocal:
 
     def sensitivity(self, decision: Decision) -> float:
         """How far one record moves the clipped sum: as far as its own clipped gradient reaches."""
-        return decision.bound
+        return common.moved(decision, self.rule)
 
     def charged(self, facts: ClientFacts, steps: int) -> int:
         """Releases that so many steps count as."""
@@ -285,18 +283,13 @@ class RecordLocal:
         most, least = -(-total // parts), max(1, total // parts)
         main, *signals = event.blocks
         unit = self.unit_of(main.bound)
-        sampled = Sampled(_in_a_step(event.sampler, facts.records), _rate(event.sampler), over, most)
-        loose = self._loosest(facts, most)
+        in_a_step = -(-facts.records // event.sampler.turns)  # at most, of those that may be drawn
+        sampled = Sampled(in_a_step, event.sampler.chance, over, most)
+        loose = self.schedule.most_left(self.releases_of(facts), most)
         std = loose * main.noise_std / unit / over
         update = ClippedUpdate(main.bound / unit, std, most, kit.training.optimiser, sampled)
         averaged = over * math.sqrt(least) / loose
         return update, {b.name: NoisedNumber(0.5, b.bound, b.noise_std / averaged, sampled) for b in signals}
-
-    def _loosest(self, facts: ClientFacts, steps: int) -> float:
-        """How much more noise than fresh one a sum of so many steps can have, however they are weighted."""
-        schedule = self.schedule
-        rows = schedule.rows(self.releases_of(facts)) if isinstance(schedule, CorrelatedSteps) else None
-        return 1.0 if rows is None else math.sqrt(steps) * rows.spread(rows.steps - 1)
 
     def facts_of(
         self,
@@ -376,16 +369,3 @@ class RecordLocal:
 
     def collect(self, state: RoundState) -> Collector:
         return common.Individually(state)
-
-
-def _rate(sampler: Sampler) -> float | None:
-    """Of Poisson batches; None where nothing is drawn."""
-    if isinstance(sampler, NoSampling | Cyclic):
-        return None
-    assert isinstance(sampler, Poisson)
-    return sampler.rate
-
-
-def _in_a_step(sampler: Sampler, records: int) -> int:
-    """Records that a step may take: all of them, or those of the largest batch whose turn it can be."""
-    return -(-records // sampler.batches) if isinstance(sampler, Cyclic) else records

@@ -17,7 +17,7 @@ from modicum.core.messages import Message, Noised, NoiseFacts
 from modicum.core.parts import ClientKit, Job, Observation, Place, Scope, Signal, State
 from modicum.core.release_gate import ReleaseRequest, release_together
 from modicum.mechanisms import common
-from modicum.privacy.events import Poisson, Release
+from modicum.privacy.events import Release
 from modicum.privacy.fixed_shapes import FixedShape
 from modicum.privacy.plan import PrivacyPlan
 from modicum.privacy.spec import PrivacySpec
@@ -113,7 +113,7 @@ class Stepper:
     @property
     def shape(self) -> FixedShape | None:
         """Of the passes over drawn records; None: their number is whatever was drawn."""
-        return self.event.sampler.shape if isinstance(self.event.sampler, Poisson) else None
+        return self.event.sampler.shape
 
     def real(self, norms: Tensor, chosen: Tensor) -> Tensor:
         """The norms of chosen rows that are no blanks: a blank's norm would move a signal."""

@@ -29,7 +29,6 @@ from modicum.mechanisms.record_local import GRADIENT
 from modicum.privacy.events import NoSampling, Origin, Release
 from modicum.privacy.noise.choose import schedule_for
 from modicum.privacy.noise.lattice import Integers
-from modicum.privacy.noise.schedule import TrainingReleases
 from modicum.privacy.plan import PlannedRelease, PrivacyPlan
 from modicum.privacy.spec import Adjacency, PrivacySpec, Unit
 from modicum.privacy.views import SecureAggregation, Variant, View
@@ -70,16 +69,8 @@ class RecordSums:
         return replace(self, view=integers.behind(self.view, variant))
 
     def plan(self, facts: ClientFacts, metrics: tuple[PlannedRelease, ...]) -> PrivacyPlan:
-        of = TrainingReleases(
-            client=facts.name,
-            budget=facts.budget,
-            spec=self.spec,
-            purpose=GRADIENT,
-            sampler=NoSampling(),
-            steps=facts.participations,
-            participations=facts.participations,
-        )
-        return schedule_for(self.noise_multiplier, integers=True).agree(of, metrics)
+        schedule = schedule_for(self.noise_multiplier, integers=True)
+        return schedule.agree(common.once_a_round(facts, self.spec, GRADIENT), metrics)
 
     def decisions(self, chosen: Mapping[str, Decision], multipliers: Mapping[str, float]) -> dict[str, Decision]:
         return dict(chosen)
@@ -101,7 +92,7 @@ class RecordSums:
             client=broadcast.client,
             round=broadcast.round,
             spec=self.spec,
-            blocks=common.query(GRADIENT, broadcast.decision.bound, z, kit.policy.signals),
+            blocks=common.query(GRADIENT, common.moved(broadcast.decision, self.rule), z, kit.policy.signals),
             sampler=NoSampling(),
             bound_origin=Origin.RELEASED,
             integers=plan.integers(GRADIENT),

@@ -32,11 +32,10 @@ from modicum.core.round_state import Collector, RoundState
 from modicum.core.statistics import Questions
 from modicum.errors import UserError
 from modicum.mechanisms import block_sums, common, integers
-from modicum.privacy.accounting.calibration import calibrate_noise
 from modicum.privacy.events import Block, NoSampling, Release
-from modicum.privacy.noise.fixed import priced
+from modicum.privacy.noise.fixed import Fixed
 from modicum.privacy.noise.lattice import Integers
-from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
+from modicum.privacy.plan import PlannedRelease, PrivacyPlan
 from modicum.privacy.spec import Adjacency, PrivacySpec, SecureAggregation, Unit
 from modicum.privacy.views import Shows, Variant, View
 
@@ -83,12 +82,7 @@ class RecordStatistics:
         return replace(self, view=integers.behind(self.view, variant), on_lattice=True)
 
     def plan(self, facts: ClientFacts, metrics: tuple[PlannedRelease, ...]) -> PrivacyPlan:
-        if math.isinf(facts.budget):
-            return PrivacyPlan(client=facts.name, spec=self.spec, budget=math.inf, guard=Guard.NONE)
-        exact, times = priced(self.spec, integers=self.integers), facts.participations
-        z = calibrate_noise(exact, facts.budget, NoSampling(), times, also=metrics)
-        releases = (PlannedRelease(self.purpose, z, NoSampling(), times), *metrics)
-        return PrivacyPlan(client=facts.name, spec=self.spec, budget=facts.budget, releases=releases)
+        return Fixed(on_lattice=self.integers).agree(common.once_a_round(facts, self.spec, self.purpose), metrics)
 
     def decisions(self, chosen: Mapping[str, Decision], multipliers: Mapping[str, float]) -> dict[str, Decision]:
         return dict(chosen)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import inspect
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,19 +25,21 @@ from torch.nn import functional
 from modicum.core.records import each, leaves
 from modicum.data.arrays import Arrays, Dataset, MadeBy
 from modicum.data.catalogue import load
-from modicum.data.kin import share_records
+from modicum.data.kin import check_public
 from modicum.data.sequences import MASKS, TOKENS
-from modicum.errors import UserError
+from modicum.errors import DAMAGED, UserError
 from modicum.models import scattering
 from modicum.models.backbone import load_backbone
 from modicum.models.named import agreed_name, folder_of, is_pretrained
-from modicum.models.published.catalogue import Published, published
+from modicum.models.published.catalogue import Published, known_of, published
 from modicum.models.published.packages import NOT_STATED, SCATTERING, Recipe
+from modicum.models.published.weights import card_of
 from modicum.models.views import VIEWS, seen
 
 CHUNK = 20_000  # records of a cache file
 COLOURS = 3
 LONG = 4_000  # images from which on a bar is shown
+SHOWN = 4  # of the datasets that a network was trained on: sentence encoders name dozens
 Count = Callable[[int], None]
 
 
@@ -52,7 +55,9 @@ class Origin:
     @property
     def line(self) -> str:
         """As reports and certificates have it."""
-        learned = f"trained on {', '.join(self.trained_on)}; " if self.trained_on else ""
+        shown = (*self.trained_on[:SHOWN], f"{len(self.trained_on) - SHOWN} more")
+        named = self.trained_on if len(self.trained_on) <= SHOWN + 1 else shown
+        learned = f"trained on {', '.join(named)}; " if named else ""
         return f"features from {self.name} ({learned}licence {self.licence}; sha256 {self.sha256[:16]}), public"
 
 
@@ -75,14 +80,14 @@ class Extractor:
         return MadeBy(self.name, "; ".join(origin.line for origin in self.origins))
 
     def check(self, task: str) -> None:
-        """Refuse features that were learned from the very records that are to be private."""
+        """Refuse features that were learned from the very records that are to be private, or from unknown ones."""
         for origin in self.origins:
-            for name in origin.trained_on:
-                if share_records(name, task):
-                    raise UserError(
-                        f"{origin.name} was trained on {name}, which shares records with {task}: its features are "
-                        "not public for them, choose another backbone (modicum backbones lists them)"
-                    )
+            if not origin.trained_on:
+                raise UserError(
+                    f"nothing says what {origin.name} was trained on, so nobody knows for which records it is "
+                    'public: set trained_on, e.g. trained_on = ["imagenet-1k"]'
+                )
+            check_public(origin.name, origin.trained_on, task)
 
 
 class Shown(nn.Module):
@@ -167,14 +172,14 @@ def extractor(
 
 def _one(name: str, shape: tuple[int, ...], trained_on: tuple[str, ...]) -> Extractor:
     if is_pretrained(name):
-        return from_encoder(name)
+        return from_encoder(name, trained_on)
     plain, _, number = name.partition(":")
     if plain == SCATTERING:
         if name != SCATTERING and not (number.isdecimal() and int(number)):
             raise UserError(f"{name!r} gives scattering's maps no side: write scattering, or scattering:8")
         return from_scattering(shape[0], shape[-1], int(number or 8))
     if name.endswith(".npz"):
-        return from_backbone(name)
+        return from_backbone(name, trained_on)
     taps = int(number) if number.isdecimal() else 1
     return from_published(published(plain if number.isdecimal() else name, trained_on), taps)
 
@@ -184,7 +189,7 @@ def from_published(found: Published, taps: int = 1) -> Extractor:
     widths = found.network.widths
     if not 1 <= taps <= len(widths):
         raise UserError(f"{found.name} has {len(widths)} stages: the last {taps} of them cannot be taken")
-    code = Path(inspect.getfile(type(found.network))).read_bytes()
+    code = Path(inspect.getfile(type(found.network))).read_bytes() + inspect.getsource(Shown).encode()
     decided = f"{found.sha256} {found.recipe} {taps}".encode()
     return Extractor(
         f"{found.name}-{_digest(decided + code)}",
@@ -196,24 +201,25 @@ def from_published(found: Published, taps: int = 1) -> Extractor:
     )
 
 
-def from_encoder(name: str) -> Extractor:
+def from_encoder(name: str, trained_on: tuple[str, ...] = ()) -> Extractor:
     """A text encoder of transformers, `hf:FOLDER`: the mean of its last layer over a text's real positions."""
     from modicum.models.pretrained import Encoder, config_of
 
     folder, digest = folder_of(name), agreed_name(name).removeprefix("hf:")
     encoder = Encoder(folder, config_of(folder))
-    origins = (Origin(folder.name, digest, NOT_STATED, ()),)
+    card = card_of(folder)
+    licence = ", ".join(card.get("license", ())) or NOT_STATED
+    origins = (Origin(folder.name, digest, licence, known_of(card.get("datasets", ()), trained_on)),)
     return Extractor(f"{folder.name}-mean-{digest[:12]}", encoder, (), encoder.size, 32, origins, encoder.values)
 
 
-def from_backbone(weights: str | Path) -> Extractor:
-    """A backbone that was trained on a public proxy."""
+def from_backbone(weights: str | Path, trained_on: tuple[str, ...] = ()) -> Extractor:
+    """A backbone that was trained on a public proxy, which its file says."""
     loaded = load_backbone(weights)
     shape, content = loaded.model.shape, Path(weights).read_bytes()
     proxy = loaded.about.get("proxy")
-    origin = Origin(
-        Path(weights).stem, hashlib.sha256(content).hexdigest(), "your own", (str(proxy),) if proxy else ()
-    )
+    known = known_of((str(proxy),) if proxy else (), trained_on)
+    origin = Origin(Path(weights).stem, hashlib.sha256(content).hexdigest(), "your own", known)
     return Extractor(backbone_name(weights), loaded.model, (shape.channels,), shape.features, origins=(origin,))
 
 
@@ -298,22 +304,40 @@ def _counting(what: str, total: int) -> Iterator[Count]:
 
 def _piece(extractor: Extractor, arrays: Arrays, folder: Path | None, device: str, count: Count) -> np.ndarray:
     if folder is None:
-        return compute(extractor, arrays, device, count).astype(np.float16).astype(np.float32)  # the same bits
+        return _halves(extractor, arrays, device, count).astype(np.float32)  # the same bits as from a file
     path = folder / f"{extractor.name}-{_digest(_content(arrays))}.npy"
-    if path.exists():
-        found: np.ndarray = np.load(path, allow_pickle=False)
-        if found.shape == (len(arrays), extractor.size):
-            count(len(arrays))
-            return found.astype(np.float32)
-    computed = compute(extractor, arrays, device, count).astype(np.float16)
-    whole = path.with_suffix(".partial.npy")
+    found = _read(path)
+    if found is not None and found.shape == (len(arrays), extractor.size):
+        count(len(arrays))
+        return found.astype(np.float32)
+    computed = _halves(extractor, arrays, device, count)
+    whole = path.with_suffix(f".{os.getpid()}.partial.npy")  # two processes may compute the same
     np.save(whole, computed)
     whole.replace(path)  # never a half-written cache
     return computed.astype(np.float32)
 
 
+def _halves(extractor: Extractor, arrays: Arrays, device: str, count: Count) -> np.ndarray:
+    with np.errstate(over="ignore"):
+        found = compute(extractor, arrays, device, count).astype(np.float16)
+    if not np.isfinite(found).all():
+        raise UserError(f"{extractor.name} makes features that are no numbers of half precision: choose another")
+    return found
+
+
+def _read(path: Path) -> np.ndarray | None:
+    """What is kept there; a damaged file counts as none."""
+    try:
+        found: np.ndarray = np.load(path, allow_pickle=False)
+    except (*DAMAGED, OSError):
+        return None
+    return found if found.dtype == np.float16 and np.isfinite(found).all() else None
+
+
 def _content(arrays: Arrays) -> bytes:
-    return b"".join(np.ascontiguousarray(leaf).tobytes() for _, leaf in leaves(arrays.x))
+    """Their names, shapes and kinds too: other images can be the same bytes."""
+    parts = [(name, np.ascontiguousarray(leaf)) for name, leaf in leaves(arrays.x)]
+    return b"".join(f"{name} {leaf.dtype} {leaf.shape[1:]} ".encode() + leaf.tobytes() for name, leaf in parts)
 
 
 @torch.no_grad()

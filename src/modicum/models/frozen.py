@@ -7,14 +7,12 @@ computed beforehand (`featured`). A public transform may follow: it is fitted to
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from modicum.errors import UserError
-from modicum.models.backbone import load_backbone
 
 
 class Whitened(nn.Module):
@@ -91,20 +89,6 @@ def fit_whitening(public: Tensor, size: int, shrink: float = 0.05) -> Whitened:
     return Whitened(mean.float(), matrix.float())
 
 
-def fit_discriminant(
-    public: Tensor, labels: Tensor, size: int, shrink: float = 0.5, *, scaled: bool = False
-) -> Whitened:
-    """Fisher's discriminant: the `size` directions in which public classes differ most, for their own spread.
-
-    Records of a class lie close together along these directions and those of other classes do not, so that a
-    gradient holds more signal for the same length, hence for the same noise.
-    """
-    found = discriminant(public, labels, shrink, scaled=scaled)
-    if not 1 <= size <= len(found.between):
-        raise UserError(f"the discriminant size must lie between 1 and {len(found.between)}, got {size}")
-    return found.cut(size)
-
-
 @dataclass(frozen=True)
 class Discriminant:
     """Directions, all with a variance of 1 inside the public classes, by falling variance between them."""
@@ -115,11 +99,14 @@ class Discriminant:
 
     def cut(self, size: int) -> Whitened:
         """The map onto the first `size` directions."""
+        if not 1 <= size <= len(self.between):
+            raise UserError(f"the discriminant size must lie between 1 and {len(self.between)}, got {size}")
         return Whitened(self.mean.float(), self.matrix[:, :size].float())
 
 
 def discriminant(public: Tensor, labels: Tensor, shrink: float = 0.5, *, scaled: bool = False) -> Discriminant:
-    """All directions of public records in the order of Fisher's discriminant.
+    """All directions of public records in the order of Fisher's discriminant: first those in which public classes
+    differ most, for their own spread, so that a gradient holds more signal for the same length.
 
     `shrink` is the share of the mean variance that is added to every direction's own, for there may be few public
     records in many dimensions. `scaled` divides each feature by its public spread first, so that those of several
@@ -156,21 +143,3 @@ def _others(taken: Tensor, values: Tensor) -> Tensor:
     _, vectors = torch.linalg.eigh(kept @ (values[:, None] * kept))
     others: Tensor = vectors.flip(1)[:, : len(values) - taken.shape[1]]
     return others
-
-
-def whitened_linear(public: Tensor, size: int, classes: int, shrink: float = 0.05) -> FixedFeatures:
-    """A linear head on whitened features, for records that are features already."""
-    return FixedFeatures(fit_whitening(public, size, shrink), size, classes)
-
-
-def backbone_linear(weights: str | Path, classes: int, transform: Whitened | None = None) -> FixedFeatures:
-    """A linear head on a stored backbone, for records that are images."""
-    backbone = load_backbone(weights).model
-    last: nn.Module = transform or UnitNorm()
-    size = backbone.shape.features if transform is None else transform.matrix.shape[1]
-    return FixedFeatures(nn.Sequential(backbone, last), size, classes)
-
-
-def unit_linear(input_shape: tuple[int, ...], classes: int) -> FixedFeatures:
-    """A linear head on records cut to length 1."""
-    return FixedFeatures(UnitNorm(), int(torch.Size(input_shape).numel()), classes)

@@ -144,6 +144,7 @@ class LastStage(nn.Module):
     """`head(features(x))`: images, the fixed stages with a record's views, and all that is trained."""
 
     fixed_features = True
+    trained_on: tuple[str, ...] = ()  # the datasets that its files are of, where they say
 
     def __init__(self, before: Before, after: After) -> None:
         super().__init__()
@@ -177,7 +178,8 @@ def last_stage(
         raise UserError("last-stage trains the end of a public backbone: set backbone to its file")
     if not 0 < reach <= 1:
         raise UserError(f"reach is above 0 and at most 1, got {reach:g}")
-    model = load_backbone(backbone).model
+    kept = load_backbone(backbone)
+    model = kept.model
     count = (2 if model.shape.mirror else 1) if views is None else views
     for name, value, most in (("adapters", adapters, 256), ("whole", whole, 1), ("views", count, len(VIEWS))):
         if value != int(value) or not (name == "views") <= value <= most:
@@ -186,20 +188,24 @@ def last_stage(
         raise UserError(
             f"{backbone} takes images of {model.shape.channels} channels, these have shape {input_shape}"
         )
-    features, size = _geometry(geometry, model.shape.features)
+    features, size, source = _geometry(geometry, model.shape.features)
     trained = Trained(int(adapters), bool(whole), float(reach))
-    return LastStage(Before(model, int(count)), After(model, features, size, classes, trained))
+    made = LastStage(Before(model, int(count)), After(model, features, size, classes, trained))
+    made.trained_on = tuple(filter(None, (kept.about.get("proxy"), source)))
+    return made
 
 
-def _geometry(path: str | Path | None, size: int) -> tuple[nn.Module, int]:
+def _geometry(path: str | Path | None, size: int) -> tuple[nn.Module, int, str | None]:
+    """The map behind the backbone, its size, and the dataset that it was fitted to."""
     if path is None:
-        return UnitNorm(), size
+        return UnitNorm(), size, None
     kept = load_geometry(path)
     if len(kept.mean) != size:
         raise UserError(
             f"{path} takes {len(kept.mean)} features and the backbone gives {size}: fit it behind this one"
         )
-    return Whitened(torch.from_numpy(kept.mean), torch.from_numpy(kept.matrix)), kept.size
+    map_ = Whitened(torch.from_numpy(kept.mean), torch.from_numpy(kept.matrix))
+    return map_, kept.size, kept.about.get("source")
 
 
 def _norm(norm: nn.Module, trained: Trained) -> nn.Module:

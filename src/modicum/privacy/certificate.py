@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
@@ -18,6 +17,7 @@ from modicum.errors import UserError
 from modicum.privacy.accounting import choose, groups, sampler_charge
 from modicum.privacy.accounting.choose import shown
 from modicum.privacy.accounting.filters import plan_guarantee
+from modicum.privacy.durable import write_durably
 from modicum.privacy.events import Poisson, Sampler, sampler_from_dict
 from modicum.privacy.exact import parse, unlike
 from modicum.privacy.ledger import Ledger
@@ -246,10 +246,8 @@ class Certificate:
             UserError: Where the file cannot be written.
         """
         target = Path(path)
-        draft = target.with_name(target.name + ".new")
         try:
-            draft.write_text(self.to_json(), encoding="utf-8")
-            os.replace(draft, target)
+            write_durably(target, self.to_json().encode())
         except OSError as error:
             raise UserError(f"cannot write the certificate {target}: {error.strerror}") from None
 
@@ -435,7 +433,7 @@ def _assumptions(
     said += [
         f"Drawn records are computed {shape.sentence()}: no shape depends on who was drawn, and no number of one "
         "record on another's."
-        for shape in sorted({s.shape for s in samplers if isinstance(s, Poisson) and s.shape}, key=str)
+        for shape in sorted({s.shape for s in samplers if s.shape}, key=str)
     ]
     said += sorted({view.assumption for view in views if view.assumption})
     if any(line.correlated is not None for line in clients.values()):

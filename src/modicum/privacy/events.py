@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, ClassVar
 
 from modicum.errors import UserError
 from modicum.privacy.correlated import Rows, correlated_to_dict, rows_from_dict
@@ -33,8 +33,33 @@ class Origin(StrEnum):
     PLANNED = "planned"  # noise of a kind that the plan lists; which one follows from earlier releases (R11)
 
 
+class _Draw:
+    """What every sampler can be asked."""
+
+    turns: ClassVar[int] = 1  # public batches in a fixed order, of which a unit is in one
+
+    @property
+    def chance(self) -> float | None:
+        """The probability of each unit to be drawn, by coins of its own; None: there are no coins."""
+        return None
+
+    @property
+    def shape(self) -> FixedShape | None:
+        """Of the passes that hide who was drawn (R16); None: as many rows as there are."""
+        return None
+
+    @property
+    def overflow(self) -> float:
+        """The probability a release that a capacity leaves somebody out on account of one unit: δ pays for it."""
+        return 0.0
+
+    def participations(self, releases: int) -> int:
+        """In how many of so many successive releases a unit is at most."""
+        return releases
+
+
 @dataclass(frozen=True)
-class NoSampling:
+class NoSampling(_Draw):
     """Every unit contributes."""
 
     def to_dict(self) -> dict[str, Any]:
@@ -43,14 +68,12 @@ class NoSampling:
 
 
 @dataclass(frozen=True)
-class Poisson:
+class Poisson(_Draw):
     """Each unit contributes independently with probability `rate`, fresh coins for every release."""
 
     rate: float
     known_to: KnownTo
-    shape: FixedShape | None = (
-        None  # of the passes that hide who was drawn (R16); None: as many rows as were drawn
-    )
+    shape: FixedShape | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "known_to", KnownTo(self.known_to))
@@ -63,13 +86,16 @@ class Poisson:
         return said if self.shape is None else {**said, "shape": self.shape.to_dict()}
 
     @property
+    def chance(self) -> float:
+        return self.rate
+
+    @property
     def overflow(self) -> float:
-        """The probability a release that a capacity leaves somebody out on account of one unit: δ pays for it."""
         return 0.0 if self.shape is None else self.shape.overflow(self.rate)
 
 
 @dataclass(frozen=True)
-class Shuffled:
+class Shuffled(_Draw):
     """Batches of a shuffled pass: each unit is in exactly one of them. One event is one whole pass (R4)."""
 
     batches: int = 1  # of a pass, each noised by itself
@@ -84,7 +110,7 @@ class Shuffled:
 
 
 @dataclass(frozen=True)
-class Cyclic:
+class Cyclic(_Draw):
     """Batches in a fixed public order, one a release: release t has batch t mod `batches`, so that each unit is in
     every `batches`-th of them and nothing is drawn (R19). Which batch is whose follows from public sizes alone."""
 
@@ -98,17 +124,16 @@ class Cyclic:
         """Plain values for the journal."""
         return {"kind": "cyclic", "batches": self.batches}
 
+    @property
+    def turns(self) -> int:  # type: ignore[override]
+        """Its batches."""
+        return self.batches
+
     def participations(self, releases: int) -> int:
-        """In how many of so many successive releases a unit is at most."""
         return -(-releases // self.batches)
 
 
 Sampler = NoSampling | Poisson | Shuffled | Cyclic
-
-
-def participations(sampler: Sampler, releases: int) -> int:
-    """In how many of so many releases a unit may be: in all, but where batches come in turn."""
-    return sampler.participations(releases) if isinstance(sampler, Cyclic) else releases
 
 
 def integers_to_dict(integers: IntegerNoise | None) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from modicum.privacy.events import (
     Sampler,
     integers_from_dict,
     integers_to_dict,
-    participations,
     sampler_from_dict,
 )
 from modicum.privacy.integer_noise import IntegerNoise
@@ -52,7 +51,7 @@ class PlannedRelease:
     @property
     def participations(self) -> int:
         """In how many of these releases one unit may be."""
-        return participations(self.sampler, self.count)
+        return self.sampler.participations(self.count)
 
     @property
     def row_multiplier(self) -> float:

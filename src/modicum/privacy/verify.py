@@ -14,7 +14,7 @@ from typing import Any
 from modicum.errors import UserError
 from modicum.privacy import chosen, second_opinion
 from modicum.privacy.certificate import Certificate, ClientGuarantee
-from modicum.privacy.events import Poisson, Sampler
+from modicum.privacy.events import Sampler
 from modicum.privacy.ledger import Ledger
 from modicum.privacy.ledger.budgets import noise_problems
 from modicum.privacy.ledger.journal import LedgerDamaged
@@ -272,7 +272,7 @@ def _claimed(ledger: Ledger, certificate: Certificate | None) -> Iterator[str]:
 
 def _shapes(line: ClientGuarantee) -> tuple[str, ...]:
     """How drawn records were computed, and what a capacity takes of δ (R16)."""
-    found = [s.shape.sentence() for s in line.samplers if isinstance(s, Poisson) and s.shape is not None]
+    found = [s.shape.sentence() for s in line.samplers if s.shape is not None]
     taken = f" (δ includes {line.overflow:.2g} for more than that)" if line.overflow else ""
     return tuple(f"{said}{taken}" for said in dict.fromkeys(found))
 

@@ -15,13 +15,14 @@ from modicum.core.facts import noise_of_sum
 from modicum.data.arrays import Arrays, Dataset, FederatedData
 from modicum.data.federate import fit_to
 from modicum.data.geometry import Geometry, load_geometry
+from modicum.data.kin import share_records
 from modicum.data.mapped import federation_behind
 from modicum.errors import UserError
 from modicum.privacy.accounting.calibration import calibrate_noise
 from modicum.privacy.events import NoSampling
 from modicum.privacy.spec import PrivacySpec
 from modicum.privacy.views import Shows
-from modicum.public.geometry import KIND, Public, fit_geometry
+from modicum.public.geometry import KIND, Public, digest, fit_geometry
 
 AUTO = "auto"
 Weights = str | Path | Sequence[str | Path]
@@ -48,6 +49,11 @@ def behind(
     """
 
     def alike(public: Dataset) -> Dataset:
+        if share_records(public.name, task.name):
+            raise UserError(
+                f"{public.name} shares records with {task.name}, so it is not public for it: name another "
+                "dataset, or say which share of these records is public, e.g. proxy = 0.05"
+            )
         fitted = fit_to(public.train, task.train.shape, public.name)
         return replace(public, train=fitted, test=Arrays.empty(fitted))
 
@@ -81,7 +87,7 @@ def stand_on(
         raise UserError(f'features_from says what features are fitted to: set features = "{KIND}:{AUTO}" with it')
     name = "" if data.made_by is None else data.made_by.name
     if is_file(features):
-        return federation_behind(_kept(features, name), data)
+        return federation_behind(_kept(features, name, data), data)
     size = parse(features)
     noise = class_noise(spec(), budgets, data.sizes, data.classes) if size is None else None
     return federation_behind(fit_geometry(_public(data, source, name), size, noise), data)
@@ -130,8 +136,15 @@ def _public(data: FederatedData, source: Dataset | None, backbone: str) -> Publi
     return Public(data.proxy, data.proxy_name, same_task=same, backbone=backbone)
 
 
-def _kept(path: str, backbone: str) -> Geometry:
+def _kept(path: str, backbone: str, data: FederatedData) -> Geometry:
+    """A geometry's own file; one of the task's own records only where this run's public share is what it is of."""
     geometry = load_geometry(path)
+    source = str(geometry.about.get("source", ""))
+    if share_records(source, data.dataset) and geometry.about.get("content") != digest(data.proxy):
+        raise UserError(
+            f"{path} was fitted to records of {source}, which shares records with {data.dataset}: it is not "
+            "public for them, fit one to another dataset"
+        )
     fitted = geometry.about.get("backbone", "")
     if fitted != backbone:
         raise UserError(

@@ -65,7 +65,7 @@ def fit_geometry(public: Public, size: int | None, noise: float | None = None, s
         "records": len(public.records),
         "classes": len(np.unique(public.records.y)),
         "backbone": public.backbone,
-        "content": _digest(public.records),
+        "content": digest(public.records),
     }
     return Geometry(cut.mean.numpy(), cut.matrix.numpy(), _single(between), _single(within), about)
 
@@ -130,7 +130,8 @@ def _single(values: Floats) -> npt.NDArray[np.float32]:
     return values.astype(np.float32)
 
 
-def _digest(records: Arrays) -> str:
+def digest(records: Arrays) -> str:
+    """Names what a geometry was fitted to."""
     content = np.ascontiguousarray(records.x).tobytes() + records.y.tobytes()
     return hashlib.sha256(content).hexdigest()[:16]
 

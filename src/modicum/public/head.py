@@ -9,8 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from modicum.models.frozen import FixedFeatures
-
 DECAYS = (1e-2, 3e-3, 1e-3, 3e-4, 1e-4)
 FOLDS = 5
 STEPS = 50
@@ -29,21 +27,6 @@ def logistic_head(x: Tensor, y: Tensor, classes: int, seed: int = 0) -> tuple[Te
 
     best = int(cross_validate(x, y, classes, as_they_are, seed)[0].argmin()) if len(y) >= FOLDS else 0
     return decay_path(x.double(), y, classes)[best]
-
-
-def public_head(x: Tensor, y: Tensor, classes: int, fit: Transform, seed: int = 0) -> FixedFeatures:
-    """Features by `fit(x, y)` and a logistic head on them, both from public records.
-
-    The weight decay is the one with the least loss in cross-validation.
-    """
-    losses, _ = cross_validate(x, y, classes, fit, seed)
-    features = fit(x, y)
-    weight, bias = decay_path(features(x).double(), y, classes)[int(losses.argmin())]
-    model = FixedFeatures(features, weight.shape[1], classes)
-    with torch.no_grad():
-        model.head.weight.copy_(weight)
-        model.head.bias.copy_(bias)
-    return model
 
 
 def cross_validate(x: Tensor, y: Tensor, classes: int, fit: Transform, seed: int = 0) -> tuple[Tensor, Tensor]:

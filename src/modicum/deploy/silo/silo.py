@@ -42,7 +42,6 @@ from modicum.federation.run_folder import RunFolder
 from modicum.federation.setup import adapts
 from modicum.privacy.accounting.choose import shown
 from modicum.privacy.certificate import Certificate
-from modicum.privacy.events import Poisson
 from modicum.privacy.lifetime import DrawRefused
 from modicum.privacy.noise import CryptoNoise, NoiseSource, SimulatedNoise
 from modicum.privacy.plan import PrivacyPlan
@@ -363,7 +362,7 @@ class Silo:
 def _batches(plan: PrivacyPlan) -> str:
     """How drawn records are computed, where a plan says so."""
     samplers = dict.fromkeys(r.sampler for r in plan.releases)
-    said = [s.shape.sentence() for s in samplers if isinstance(s, Poisson) and s.shape is not None]
+    said = [s.shape.sentence() for s in samplers if s.shape is not None]
     return f"; Poisson batches {said[0]}" if said else ""
 
 

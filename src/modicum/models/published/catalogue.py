@@ -38,25 +38,25 @@ def published(name: str, trained_on: tuple[str, ...] = ()) -> Published:
         The network and all that is said of it.
 
     Raises:
-        UserError: Where the package is missing or is another one, or nothing says what a file was trained on.
+        UserError: Where the package is missing or is another one, or a file is no network that is known.
     """
     packaged = CATALOGUE.get(name)
     if packaged is not None:
         return _of_package(packaged)
     file = weight_file(name)
-    known = trained_on or file.card.get("datasets", ())
-    if not known:
-        raise UserError(
-            f"nothing says what {file.path} was trained on, so nobody knows for which records it is public: set "
-            'trained_on, e.g. trained_on = ["imagenet-1k"]'
-        )
     tensorflow, heads = _architecture(file).startswith("tf_"), file.config.get("num_attention_heads")
     network, _ = network_of(file.state(), tensorflow=tensorflow, heads=heads if isinstance(heads, int) else None)
     recipe = recipe_of(file.path.parent, file)
     if isinstance(network, Tokens):
         recipe = replace(recipe, size=network.size)
     licence = ", ".join(file.card.get("license", ())) or NOT_STATED
-    return Published(Path(name).stem, network, recipe, file.sha256, licence, tuple(known))
+    known = known_of(file.card.get("datasets", ()), trained_on)
+    return Published(Path(name).stem, network, recipe, file.sha256, licence, known)
+
+
+def known_of(said: tuple[str, ...], added: tuple[str, ...]) -> tuple[str, ...]:
+    """What a network was trained on: its file's own word stands, whatever its user adds."""
+    return tuple(dict.fromkeys((*said, *added)))
 
 
 def _of_package(packaged: Packaged) -> Published:

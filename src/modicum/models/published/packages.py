@@ -13,6 +13,7 @@ from modicum.models.named import agreed_name, is_pretrained
 Three = tuple[float, float, float]
 IMAGENET = "imagenet-1k"
 NOT_STATED = "not stated"
+BESIDE = ("config.json", "preprocessor_config.json")  # how images are prepared for weights that lie there
 SCATTERING = "scattering"  # of which nothing was learned
 
 
@@ -88,7 +89,8 @@ def digest_of(backbone: str) -> str:
     if is_name(backbone):
         return backbone
     path = Path(plain if rest.isdecimal() else backbone)
-    files = [path] if path.is_file() else sorted(p for p in path.glob("*") if p.is_file())
+    beside = [path, *(path.with_name(name) for name in BESIDE)] if path.is_file() else sorted(path.glob("*"))
+    files = [p for p in beside if p.is_file()]
     if not files:
         raise UserError(f"there is no backbone at {backbone}: name one of modicum backbones, or a file of weights")
     content = hashlib.sha256()

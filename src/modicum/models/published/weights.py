@@ -76,7 +76,7 @@ def weight_file(path: str | Path) -> WeightFile:
             f"cannot read the weights {file} ({said}): name a file or folder, or a network of modicum backbones"
         ) from None
     folder = file.parent
-    return WeightFile(file, content, settings(folder / "config.json"), _card(folder / "README.md"))
+    return WeightFile(file, content, settings(folder / "config.json"), card_of(folder))
 
 
 def _only_one(folder: Path) -> Path:
@@ -113,10 +113,10 @@ def settings(path: Path) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
-def _card(path: Path) -> Mapping[str, tuple[str, ...]]:
-    """`license` and `datasets` of a model card: plain `name: value` lines and lists, between lines of dashes."""
+def card_of(folder: Path) -> Mapping[str, tuple[str, ...]]:
+    """`license` and `datasets` of a folder's model card: plain `name: value` lines and lists."""
     try:
-        text = path.read_text("utf-8", errors="replace")
+        text = (folder / "README.md").read_text("utf-8", errors="replace")
     except OSError:
         return {}
     head = re.match(r"---\n(.*?)\n---", text, re.DOTALL)

@@ -61,8 +61,7 @@ class SampledByBudget(RecordLocal):
 
     def expected_batch(self, facts: ClientFacts) -> float:
         """Records times the rate: public, like both of them (R4)."""
-        sampler = self._drawn_from(facts)
-        return facts.records * (sampler.rate if isinstance(sampler, Poisson) else 1.0)
+        return facts.records * (self._drawn_from(facts).chance or 1.0)
 
 
 @lru_cache(maxsize=4096)

@@ -111,7 +111,7 @@ def largest_rate(
 
 def _beside_overflow(spec: PrivacySpec, sampler: Sampler, count: int) -> PrivacySpec:
     """The spec with what so many releases leave of δ where a capacity may overflow (R16)."""
-    taken = sampler.overflow * count if isinstance(sampler, Poisson) else 0.0
+    taken = sampler.overflow * count
     if not taken:
         return spec
     if taken >= spec.delta:

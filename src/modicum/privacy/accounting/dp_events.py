@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from modicum.errors import MissingExtraError, UserError
 from modicum.privacy.accounting.gaussians import Gaussians, hidden_rate, normal_form
-from modicum.privacy.events import Cyclic, Poisson, Release, participations
+from modicum.privacy.events import Cyclic, Poisson, Release
 from modicum.privacy.plan import PlannedRelease
 from modicum.privacy.spec import Adjacency, PrivacySpec
 
@@ -38,7 +38,7 @@ def to_dp_event(release: Release | PlannedRelease, spec: PrivacySpec | None = No
     elif spec is None:
         raise UserError("a planned release needs its PrivacySpec to become an event")
     z = spec.seen(release.noise_multiplier)
-    return _event(Gaussians(z, hidden_rate(release.sampler, spec), participations(release.sampler, release.count)))
+    return _event(Gaussians(z, hidden_rate(release.sampler, spec), release.sampler.participations(release.count)))
 
 
 def _event(group: Gaussians) -> DpEvent:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from modicum.errors import UnsoundError, UserError
-from modicum.privacy.events import Cyclic, NoSampling, Origin, Poisson, Release, Sampler, Shuffled, participations
+from modicum.privacy.events import Cyclic, NoSampling, Origin, Poisson, Release, Sampler, Shuffled
 from modicum.privacy.plan import PlannedRelease
 from modicum.privacy.spec import Adjacency, PrivacySpec
 
@@ -58,7 +58,7 @@ def normal_form(releases: Iterable[Release | PlannedRelease], spec: PrivacySpec)
     merged: dict[tuple[float, float], int] = {}
     for (z, sampler), count in counts.items():
         kind = (z, hidden_rate(sampler, spec))
-        merged[kind] = merged.get(kind, 0) + participations(sampler, count)
+        merged[kind] = merged.get(kind, 0) + sampler.participations(count)
     return tuple(Gaussians(z, q, count) for (z, q), count in sorted(merged.items()))
 
 

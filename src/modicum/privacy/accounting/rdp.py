@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from scipy.special import gammaln
 
 from modicum.errors import UserError
@@ -54,25 +54,6 @@ def rdp_sampled_gaussian(q: float, z: float, alpha: float) -> float:
     if alpha == int(alpha) and alpha <= 1024:
         return float(_whole_order(np.array([q]), np.array([z]), int(alpha))[0])
     return _any_order(q, z, alpha) * (1 + _ROUNDING)
-
-
-def rdp_many(q: ArrayLike, z: ArrayLike, alpha: float) -> FloatArray:
-    """ρ(α) at one order for arrays of rates and noise multipliers: what many clients' filters need at once."""
-    qs, zs = np.broadcast_arrays(np.asarray(q, dtype=np.float64), np.asarray(z, dtype=np.float64))
-    if not (np.all((qs > 0) & (qs <= 1)) and np.all((zs > 0) & np.isfinite(zs))):
-        raise UserError("sampling rates must lie in (0, 1] and noise multipliers be positive and finite")
-    alpha = _order(alpha)
-    rho = np.asarray(alpha / (2 * zs**2))
-    sampled = qs < 1
-    if not sampled.any():
-        return rho
-    if alpha == int(alpha) and alpha <= 1024:
-        rho[sampled] = _whole_order(qs[sampled], zs[sampled], int(alpha))
-        return rho
-    pairs, where = np.unique(np.stack([qs[sampled], zs[sampled]]), axis=1, return_inverse=True)
-    values = np.array([rdp_sampled_gaussian(float(a), float(b), alpha) for a, b in pairs.T])
-    rho[sampled] = values[where.ravel()]
-    return rho
 
 
 def _whole_order(q: FloatArray, z: FloatArray, alpha: int) -> FloatArray:

@@ -18,7 +18,7 @@ from collections.abc import Iterable
 
 from modicum.errors import UnsoundError
 from modicum.privacy.accounting.skellam_tables import delta_charge, distance
-from modicum.privacy.events import Poisson, Release
+from modicum.privacy.events import Release
 from modicum.privacy.integer_noise import Rounding
 from modicum.privacy.plan import PlannedRelease
 from modicum.privacy.views import ALL_MASK
@@ -60,7 +60,7 @@ def doubts(releases: Iterable[Release | PlannedRelease]) -> float:
 
 def overflow(releases: Iterable[Release | PlannedRelease]) -> float:
     """T·p: the chance that a capacity leaves somebody out on account of one unit, in all releases together."""
-    return math.fsum(r.sampler.overflow * r.count for r in releases if isinstance(r.sampler, Poisson))
+    return math.fsum(r.sampler.overflow * r.count for r in releases)
 
 
 def charge(releases: Iterable[Release | PlannedRelease], epsilon: float) -> float:

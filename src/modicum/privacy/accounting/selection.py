@@ -25,7 +25,6 @@ from modicum.errors import UserError
 from modicum.privacy.accounting.choose import epsilon as epsilon_of
 from modicum.privacy.accounting.gaussians import hidden_rate
 from modicum.privacy.accounting.rdp import epsilon_from_rdp, rdp_sampled_gaussian
-from modicum.privacy.events import participations
 from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
 from modicum.privacy.spec import PrivacySpec
 
@@ -112,7 +111,7 @@ def curve(plan: PrivacyPlan) -> Curve:
 def _rho(release: PlannedRelease, spec: PrivacySpec, order: float) -> float:
     """Replace-one under sampling by the looser bound of R6."""
     rate, z = hidden_rate(release.sampler, spec), spec.charged(release.noise_multiplier)
-    return participations(release.sampler, release.count) * rdp_sampled_gaussian(rate, z, order)
+    return release.sampler.participations(release.count) * rdp_sampled_gaussian(rate, z, order)
 
 
 def largest(curves: Iterable[Curve]) -> Curve:

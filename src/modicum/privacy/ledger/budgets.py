@@ -14,7 +14,7 @@ from typing import Protocol
 from modicum.errors import UserError
 from modicum.privacy.accounting.filters import filter_cap, filter_cost, plan_guarantee
 from modicum.privacy.correlated import Correlation
-from modicum.privacy.events import Cyclic, NoSampling, Origin, Poisson, Release, Sampler
+from modicum.privacy.events import Cyclic, NoSampling, Origin, Release, Sampler
 from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
 from modicum.privacy.spec import PrivacySpec
 from modicum.privacy.views import Shows
@@ -200,7 +200,7 @@ class FilterGuard:
                 Reason.NO_SOUND_CHARGE,
                 f"{what} is fixed by a plan, which lists everything that it may cost",
             )
-        if isinstance(release.sampler, Poisson) and release.sampler.overflow:
+        if release.sampler.overflow:
             return Refusal(
                 release.client,
                 Reason.NO_SOUND_CHARGE,

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from modicum.errors import UserError
+from modicum.privacy.durable import sync_folder
 
 APPLICATION_ID = 0x6D6F6463  # "modc"
 FORMAT = 2  # since format 2 the first entry says so too, inside the chain
@@ -156,7 +157,7 @@ class Journal:
         journal = cls(_connect(f"{path.absolute().as_uri()}?mode=rw"), path)
         _make_durable(journal._db)
         journal._db.executescript(SCHEMA)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
         return journal
 
     @classmethod
@@ -390,12 +391,3 @@ def _check_format(connection: sqlite3.Connection, path: Path) -> int:
         if kind != "table" and sql is not None and TRIGGERS.get(name) != sql:
             raise LedgerDamaged(f"{path} is not a readable ledger: it holds a {kind} of somebody else, {name!r}")
     return int(version)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Makes the new file's name durable as well."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

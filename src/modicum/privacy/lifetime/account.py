@@ -21,10 +21,11 @@ from typing import Any
 import numpy as np
 
 from modicum.errors import UserError
+from modicum.privacy.durable import sync_folder
 from modicum.privacy.ledger.journal import Entry, Journal, LedgerDamaged, OnJournal, canonical
 from modicum.privacy.lifetime import DrawRefused, Filter, Lifetime
 from modicum.privacy.lifetime.draws import Draw, Mark, State, held, never_reserved
-from modicum.privacy.lifetime.files import FILE, KEY, alone, exists, finish_key, key_mark, new_key, read_key, sync
+from modicum.privacy.lifetime.files import FILE, KEY, alone, exists, finish_key, key_mark, new_key, read_key
 from modicum.privacy.lifetime.planning import largest
 from modicum.privacy.lifetime.spending import Digests, Identity, Spending, fingerprint
 from modicum.privacy.plan import PrivacyPlan
@@ -407,7 +408,7 @@ def _begin(folder: Path, lifetime: Lifetime, identity: Identity, column: str | N
     with Journal.create(draft) as journal, journal.transaction(lambda _: None):
         journal.append("account", value)
     os.replace(draft, folder / FILE)  # closing has moved the log into the file
-    sync(folder)
+    sync_folder(folder)
 
 
 def _known_by(identity: Identity, column: str | None) -> str:

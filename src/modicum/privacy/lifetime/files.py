@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from modicum.errors import UserError
+from modicum.privacy.durable import create_alone, open_lock, sync_folder
 
 FILE, KEY, LOCK = "account.sqlite", "account.key", ".lock"
 KEY_BYTES = 32
@@ -27,8 +28,7 @@ def exists(folder: Path) -> bool:
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
     """Two processes must not begin the same account: the second waits."""
-    flags = os.O_CREAT | os.O_RDWR | getattr(os, "O_NOFOLLOW", 0)  # a link in its place is not followed
-    with os.fdopen(os.open(folder / LOCK, flags, 0o600), "r+b") as file:
+    with open_lock(folder / LOCK) as file:
         try:
             import fcntl
         except ImportError:  # pragma: no cover - a system without file locks
@@ -40,9 +40,8 @@ def alone(folder: Path) -> Iterator[None]:
 
 def new_key(folder: Path) -> bytes:
     """A fresh secret, durably under a provisional name."""
-    path, key = folder / f"{KEY}.new", secrets.token_bytes(KEY_BYTES)
-    path.unlink(missing_ok=True)
-    with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
+    key = secrets.token_bytes(KEY_BYTES)
+    with create_alone(folder / f"{KEY}.new", 0o600) as file:
         file.write(key)
         file.flush()
         os.fsync(file.fileno())
@@ -53,7 +52,7 @@ def finish_key(folder: Path) -> None:
     """The key gets its name last, so that a key without an account means that the account was lost."""
     if (folder / f"{KEY}.new").exists():
         os.replace(folder / f"{KEY}.new", folder / KEY)
-        sync(folder)
+        sync_folder(folder)
 
 
 def read_key(folder: Path) -> bytes:
@@ -72,12 +71,3 @@ def read_key(folder: Path) -> bytes:
 def key_mark(key: bytes) -> str:
     """Tells whether a key is the account's own, and nothing about the key."""
     return hashlib.blake2b(b"which key", key=key, digest_size=16).hexdigest()
-
-
-def sync(folder: Path) -> None:
-    """Makes new names in a folder durable."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

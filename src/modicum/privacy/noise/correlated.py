@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from modicum.privacy.accounting.calibration import calibrate_noise, largest_steps
 from modicum.privacy.accounting.gaussians import hidden_rate
 from modicum.privacy.correlated import Correlated
-from modicum.privacy.events import Cyclic, NoSampling, Origin
+from modicum.privacy.events import NoSampling, Origin
 from modicum.privacy.factors import FactorKind, Participation, Workload, choose_factor
 from modicum.privacy.noise.fixed import Fixed
 from modicum.privacy.noise.schedule import Moment, Noise, Schedule, TrainingReleases, chosen
@@ -46,21 +47,26 @@ class CorrelatedSteps(Schedule):
     momentum: float = 0.0  # of the local optimiser, which the factor is made for
     multiplier: float | None = None  # what a participation is worth; None: calibrated to each client's budget
 
+    in_turn = True
+
     def rows(self, of: TrainingReleases) -> Correlated | None:
         """The factor of one client; None where its records are in every step."""
-        if not isinstance(of.sampler, Cyclic):
+        if of.sampler.turns == 1:
             return None
-        separation = min(of.sampler.batches, of.steps)
+        separation = min(of.sampler.turns, of.steps)
         taking = Participation(of.steps, separation, of.sampler.participations(of.steps))
         adds_up = Workload.constant(of.steps, self.momentum)
         bands = None if self.bands is None else min(self.bands, separation)
         return Correlated(choose_factor(taking, adds_up, bands, self.kind), of.steps, separation)
 
+    def most_left(self, of: TrainingReleases, steps: int) -> float:
+        rows = self.rows(of)
+        return 1.0 if rows is None else math.sqrt(steps) * rows.spread(rows.steps - 1)
+
     def plan(self, of: TrainingReleases, also: tuple[PlannedRelease, ...]) -> PrivacyPlan:
         rows, spec = self.rows(of), of.spec
         if rows is None:
             return Fixed(self.multiplier).plan(of, also)
-        assert isinstance(of.sampler, Cyclic)
         hidden_rate(of.sampler, spec)  # refuses add-remove, under which batches would shift
         most = of.sampler.participations(of.steps)
         if self.multiplier is None:
@@ -68,7 +74,7 @@ class CorrelatedSteps(Schedule):
         else:
             z = spec.own(self.multiplier)
             most = min(most, largest_steps(spec, of.budget, NoSampling(), z, also=also))
-        planned = of.planned(z, min(of.steps, most * of.sampler.batches))
+        planned = of.planned(z, min(of.steps, most * of.sampler.turns))
         return of.plan((replace(planned, correlated=rows.terms(most)), *also))
 
     def noise(self, of: TrainingReleases, plan: PrivacyPlan, now: Moment) -> Noise:

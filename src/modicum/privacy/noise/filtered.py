@@ -9,7 +9,7 @@ from functools import lru_cache
 from modicum.privacy.accounting.calibration import calibrate_noise, round_up
 from modicum.privacy.accounting.filters import filter_cap, price
 from modicum.privacy.accounting.rdp import best_order, rdp_sampled_gaussian
-from modicum.privacy.events import Origin, Poisson
+from modicum.privacy.events import Origin
 from modicum.privacy.noise.schedule import Moment, Noise, Schedule, TrainingReleases, chosen
 from modicum.privacy.noise.stock import Stock
 from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
@@ -31,9 +31,9 @@ class Filtered(Schedule):
     def plan(self, of: TrainingReleases, also: tuple[PlannedRelease, ...]) -> PrivacyPlan:
         """Under sampling one order α* is fixed now: the best for the planned steps at one constant noise."""
         order = None
-        if isinstance(of.sampler, Poisson):
+        if of.sampler.chance is not None:
             z = calibrate_noise(of.spec, of.budget, of.sampler, of.steps, also=also)
-            order = best_order(of.sampler.rate, of.spec.charged(z), of.steps, of.spec.delta)
+            order = best_order(of.sampler.chance, of.spec.charged(z), of.steps, of.spec.delta)
         guard = Guard.GDP_FILTER if order is None else Guard.RDP_FILTER
         return PrivacyPlan(client=of.client, spec=of.spec, budget=of.budget, guard=guard, order=order)
 
@@ -59,7 +59,7 @@ class Filtered(Schedule):
 
 def _to_the_end(of: TrainingReleases, plan: PrivacyPlan) -> float:
     """z of the constant noise that a client's filter lets through to the end; kinds are multiples of it."""
-    rate = of.sampler.rate if isinstance(of.sampler, Poisson) else 1.0
+    rate = of.sampler.chance or 1.0
     return filtered_noise(filter_cap(plan), plan.order, rate, of.spec.adjacency.moves, of.steps)
 
 

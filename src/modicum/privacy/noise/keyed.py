@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modicum.errors import MissingExtraError, UserError
+from modicum.privacy.durable import sync_folder, write_durably
 from modicum.privacy.noise.skellam import Bits
 from modicum.privacy.noise.source import CHUNK, CryptoNoise, DType, FloatArray, NoiseKey, bits53, box_muller
 
@@ -108,16 +109,8 @@ def open_key(path: Path, *, begun: bool) -> bytes:
 
 
 def _new(path: Path) -> bytes:
-    secret, scratch = os.urandom(SIZE), path.with_name(path.name + ".part")
-    scratch.unlink(missing_ok=True)
-    handle = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        os.write(handle, secret)
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-    os.replace(scratch, path)
-    _sync(path.parent)
+    secret = os.urandom(SIZE)
+    write_durably(path, secret, mode=0o600)
     return secret
 
 
@@ -130,12 +123,4 @@ def destroy_key(path: Path) -> None:
         file.flush()
         os.fsync(file.fileno())
     path.unlink()
-    _sync(path.parent)
-
-
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    sync_folder(path.parent)

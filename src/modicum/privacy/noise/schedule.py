@@ -56,6 +56,7 @@ class Schedule(ABC):
     adapts: bool = False  # a policy may choose each multiplier, and a filter guards the budget (R2)
     fits_lattice: bool = False  # one noise for all releases, so that it can be drawn in integers (R12)
     scales: tuple[float, ...] = ()  # kinds of noise to choose from, as multiples of one (R11)
+    in_turn: bool = False  # made for batches in a fixed public order, not for drawn ones (R19)
 
     @abstractmethod
     def plan(self, of: TrainingReleases, also: tuple[PlannedRelease, ...]) -> PrivacyPlan:
@@ -92,6 +93,11 @@ class Schedule(ABC):
         """The multiplier of one kind of noise; of the only one where there are no kinds."""
         del kind
         return plan.multiplier(of.purpose)
+
+    def most_left(self, of: TrainingReleases, steps: int) -> float:
+        """How much more noise than fresh one a sum of so many releases can have, however they are weighted."""
+        del of, steps
+        return 1.0
 
     def participations(self, of: TrainingReleases) -> tuple[float, ...]:
         """For how many participations there is noise of each kind; () where there are no kinds."""

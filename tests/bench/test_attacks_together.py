@@ -9,9 +9,9 @@ import pytest
 
 from modicum.attacks.campaign import Stage, stage_of
 from modicum.attacks.order import EFFORTS, INVERSIONS, Effort, Order
-from modicum.attacks.together import duplicate_of, search_together
 from modicum.core.setting import MethodSpec
 from modicum.methods import DpSgd, FedAvg, FedMap, PacDp
+from modicum_bench.attacks.together import duplicate_of, search_together
 from tests.attacks.stage import federation, play
 
 METHODS: dict[str, tuple[MethodSpec, float]] = {
