@@ -12,6 +12,7 @@ from torch import nn
 
 import modicum as mo
 from modicum.federation.records import MetricsFile, RoundRecord, read_records
+from modicum.federation.settings import regrouped
 from modicum.runs import new_folder
 
 
@@ -296,3 +297,6 @@ def test_settings_by_their_own_names_warn_and_mean_the_same(tmp_path: Path) -> N
     assert old.certificate == new.certificate
     with pytest.raises(TypeError, match="unexpected keyword argument 'pre_round'"):
         mo.train(fed, pre_round=2)
+    with pytest.warns(DeprecationWarning, match=r"becomes engine=mo.Engine\(workers=…\)"):
+        groups = regrouped({"workers": 2}, mo.Cohorts(), mo.Server(), mo.Engine(), mo.Watching())
+    assert groups[2] == mo.Engine(workers=2)

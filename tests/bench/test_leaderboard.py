@@ -196,7 +196,7 @@ def test_the_page_ranks_by_paired_differences(tmp_path: Path) -> None:
     results.append({"cell": cell.name, "method": "no privacy", "seed": 0, "accuracy": 0.95, "public_only": None})
     results.append({"cell": half.name, "method": "auto", "seed": 0, "accuracy": 0.6, "public_only": None})
     text = page(results, [cell, half], tmp_path)
-    assert f"| {half.name} | 1 | – | 60.0 | – |" in text
+    assert f"| {half.title} | 1 | – | 60.0 | – |" in text
     assert "| 75.0 ± 0.0 | 85.0 ± 5.0 | +10.0 ± 12.4 | 50% | 95.0 | aqc 84.0 ± 4.8 | +1.0 ± 0.5 |" in text
     assert "| auto | 1.0 | 1 of 1 | 1 of 1 | 0 of 1 |" in text  # 10 ± 12.4 does not exclude a loss
     assert "| aqc | 2.0 | 0 of 1 |" in text

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,12 +12,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+import modicum as mo
+from modicum.core.clips import Flat
+from modicum.core.messages import Decision
+from modicum.core.optimisers import Sgd
 from modicum.core.parts import Batch, Signal, SignalName
+from modicum.errors import UnsoundError
 from modicum.mechanisms.client_level import ClientLevel, clip_updates
 from modicum.mechanisms.common import contributions
 from modicum.mechanisms.record_local import RecordLocal
+from modicum.mechanisms.record_sums import RecordSums
 from modicum.policies import Fixed
 from modicum.privacy.events import Release
+from modicum.privacy.spec import SecureAggregation
 from modicum.training.local_steps import LocalSteps
 from tests.compute.stacks import rules
 from tests.mechanisms.stage import OpenGate, Silent, Stage, double_model, loop, records
@@ -125,3 +134,23 @@ def test_one_record_in_float32_stays_within_the_bound() -> None:
         single = Batch(batch.x.float().clamp(-1e30, 1e30), batch.targets)
         _, sums = _released(stage, theta, single, 0.3)
         assert sums["gradient"].double().norm() <= 0.3
+
+
+@dataclass(frozen=True)
+class Loose(Flat):
+    """Clips to more than it is told."""
+
+    def scaled_to(self, bound: float) -> Flat:
+        return Flat(2 * bound)
+
+
+def test_a_rule_that_clips_to_more_than_was_decided_is_refused(tmp_path: Path) -> None:
+    """The sensitivity is asked of the rule that clips, not of the decision alone."""
+    assert RecordLocal().sensitivity(Decision(0.5)) == 0.5
+    with pytest.raises(UnsoundError, match=r"clips to 1 where 0\.5 was decided"):
+        RecordLocal(rule=Loose()).sensitivity(Decision(0.5))
+    sums = RecordSums(view=SecureAggregation(5, 1), optimiser=Sgd(1.0), rule=Loose())
+    fed = mo.Federation.from_dataset("digits", clients=5, budgets=4.0)
+    for i, mechanism in enumerate((RecordLocal(rule=Loose()), sums)):
+        with pytest.raises(UnsoundError, match="clips to"):
+            mo.train(fed, method=mo.methods.Composed(Fixed(0.5), mechanism), rounds=1, folder=tmp_path / str(i))

@@ -93,10 +93,21 @@ class Cell:
     view: str = MESSAGES
 
     @property
+    def _granted(self) -> str:
+        return "/".join(f"{b:g}" for b in self.budget) if isinstance(self.budget, tuple) else f"{self.budget:g}"
+
+    @property
     def name(self) -> str:
-        budget = "/".join(f"{b:g}" for b in self.budget) if isinstance(self.budget, tuple) else f"{self.budget:g}"
+        """The key of its results in files."""
         seen = ", sum" if self.view == SUM else ""
-        return f"{self.task}, {self.clients}, ε = {budget}, {'hot' if self.hot else 'cold'}{seen}"
+        return f"{self.task}, {self.clients}, ε = {self._granted}, {'hot' if self.hot else 'cold'}{seen}"
+
+    @property
+    def title(self) -> str:
+        """What pages call it."""
+        labels = f"{PUBLIC:.0%} public labels" if self.hot else "no public label"
+        seen = ", secure aggregation" if self.view == SUM else ""
+        return f"{self.task}, {self.clients} clients, ε = {self._granted}, {labels}{seen}"
 
     @property
     def smallest(self) -> float:

@@ -23,7 +23,7 @@ def page(results: Sequence[dict[str, Any]], cells: Sequence[Cell], out: Path) ->
     found = gathered(results, cells)
     parts = [("Ranks", ranks(found)), ("The default method", summary(found))]
     if any(one.wrong for one in found):
-        parts.append(("Over draws and over patients", patients(found)))
+        parts.append(("Over seeds and over patients", patients(found)))
     if shifted := gathered(results, cells, AS_CLIENTS):
         parts.append(("With test records weighted as clients' own", summary(shifted)))
     parts.append(("All methods", accuracies(found)))
@@ -38,7 +38,7 @@ def page(results: Sequence[dict[str, Any]], cells: Sequence[Cell], out: Path) ->
 
 def summary(found: Sequence[Played]) -> Table:
     """A line a cell: `auto` beside public records, the best of the others, and no privacy."""
-    head = ["cell", "draws", PUBLIC_ALONE, "auto", "gain", "of the gap", NO_PRIVACY, "best other", "auto minus it"]
+    head = ["cell", "seeds", PUBLIC_ALONE, "auto", "gain", "of the gap", NO_PRIVACY, "best other", "auto minus it"]
     return [head, *(_line(one) for one in found)]
 
 
@@ -46,7 +46,7 @@ def _line(one: Played) -> list[str]:
     gain, rival, gap = one.minus("auto", PUBLIC_ALONE), one.rival, one.gap("auto")
     beside = one.minus("auto", rival) if rival else None
     return [
-        one.cell.name,
+        one.cell.title,
         str(len(one.values.get("auto", {}))),
         spread(one.values.get(PUBLIC_ALONE, {})),
         spread(one.values.get("auto", {})),
@@ -64,7 +64,7 @@ def patients(found: Sequence[Played]) -> Table:
     Three intervals: over draws of these patients, over draws of other patients too, and corrected for draws that
     share records; the last column is the smallest loss that the second excludes.
     """
-    head = ["cell", "auto minus", "difference", "over draws", "over patients too", "corrected", "loss excluded"]
+    head = ["cell", "auto minus", "difference", "over seeds", "over patients too", "corrected", "loss excluded"]
     own = [one for one in found if one.wrong]
     return [head, *(line for one in own for other in (one.rival, PUBLIC_ALONE) if (line := _three(one, other)))]
 
@@ -75,12 +75,12 @@ def _three(one: Played, other: str | None) -> list[str]:
     if other is None or draws is None or wide is None or corrected is None:
         return []
     halves = [f"± {d.half:.1f}" for d in (draws, wide, corrected)]
-    return [one.cell.name, other, f"{draws.mean:+.1f}", *halves, f"{max(0.0, wide.half - wide.mean):.1f}"]
+    return [one.cell.title, other, f"{draws.mean:+.1f}", *halves, f"{max(0.0, wide.half - wide.mean):.1f}"]
 
 
 def accuracies(found: Sequence[Played]) -> Table:
     """Every method's accuracy in every cell."""
-    return [["cell", *ROWS], *([one.cell.name, *(spread(one.values.get(n, {})) for n in ROWS)] for one in found)]
+    return [["cell", *ROWS], *([one.cell.title, *(spread(one.values.get(n, {})) for n in ROWS)] for one in found)]
 
 
 def ranks(found: Sequence[Played]) -> Table:

@@ -24,6 +24,7 @@ from modicum.cli import (
     experiment,
     export,
     fit,
+    fit_agent,
     fit_metanet,
     flower,
     look,
@@ -87,6 +88,7 @@ app.command("look")(look.look)
 app.command("tune")(tune.tune)
 app.command("compare")(compare.compare)
 app.command("fit-clipping")(fit.fit_clipping)
+app.command("fit-agent")(fit_agent.fit_agent)
 app.command("fit-metanet")(fit_metanet.fit_metanet)
 app.add_typer(account_plan.app, name="account")
 app.add_typer(datasets.app, name="datasets")

@@ -69,10 +69,14 @@ class Engine:
     Args:
         device: `cpu`, `cuda` or `cuda:N`.
         compile: compiles clipped sums of single models, which pays on a GPU after thousands of steps.
+        workers: processes that compute clients, a thread each: the same bits for any number [default: none].
+        ray: address of a Ray cluster that has those processes [default: none; this machine].
     """
 
     device: str = "cpu"
     compile: bool = False
+    workers: int | None = None
+    ray: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from modicum.core.clips import Clip
 from modicum.core.extension_points import Transform
 from modicum.core.facts import ClientFacts, Metric
 from modicum.core.messages import (
@@ -25,7 +26,7 @@ from modicum.core.messages import (
 from modicum.core.parts import SIGNAL_BOUND, ClientKit, Job, Signal, SignalName
 from modicum.core.release_gate import ReleaseRequest
 from modicum.core.round_state import RoundState
-from modicum.errors import UserError
+from modicum.errors import UnsoundError, UserError
 from modicum.privacy.events import Block, NoSampling, Release, Sampler
 from modicum.privacy.noise.schedule import TrainingReleases
 from modicum.privacy.plan import PlannedRelease, PrivacyPlan
@@ -65,6 +66,17 @@ def query(
         Block(name, bound, main),
         *(Block(s.name, SIGNAL_BOUND, s.ratio * max(multiplier, shared or 0.0) * (1 + 1e-14)) for s in signals),
     )
+
+
+def moved(decision: Decision, rule: Clip) -> float:
+    """How far one unit moves a clipped sum: as far as the rule that clips says, at most what was decided."""
+    reach = decision.rule(rule).bound
+    if not reach <= decision.bound * (1 + 1e-9):  # bounds of layers are added up in another order
+        raise UnsoundError(
+            f"{type(rule).__name__} clips to {reach:g} where {decision.bound:g} was decided: noise is made for "
+            "that, so let scaled_to keep to it"
+        )
+    return decision.bound
 
 
 def once_a_round(

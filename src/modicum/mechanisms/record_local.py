@@ -246,7 +246,7 @@ class RecordLocal:
 
     def sensitivity(self, decision: Decision) -> float:
         """How far one record moves the clipped sum: as far as its own clipped gradient reaches."""
-        return decision.bound
+        return common.moved(decision, self.rule)
 
     def charged(self, facts: ClientFacts, steps: int) -> int:
         """Releases that so many steps count as."""

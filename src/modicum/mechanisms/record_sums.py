@@ -92,7 +92,7 @@ class RecordSums:
             client=broadcast.client,
             round=broadcast.round,
             spec=self.spec,
-            blocks=common.query(GRADIENT, broadcast.decision.bound, z, kit.policy.signals),
+            blocks=common.query(GRADIENT, common.moved(broadcast.decision, self.rule), z, kit.policy.signals),
             sampler=NoSampling(),
             bound_origin=Origin.RELEASED,
             integers=plan.integers(GRADIENT),

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,12 +38,12 @@ def export(model: nn.Module, inputs: Fields, path: Path, format: str) -> Path:
     Raises:
         UserError: Where the model has no such form, or a package is missing.
     """
-    ways = {
+    ways: dict[str, Callable[[nn.Module, Path], None]] = {
         "state-dict": _state_dict,
         "safetensors": _safetensors,
         "hugging-face": _pretrained,
         "peft": _adapter,
-        "onnx": _onnx,
+        "onnx": partial(_onnx, inputs),
     }
     if format not in ways:
         raise UserError(f"unknown format {format!r}: use {', '.join(FORMATS)}")
@@ -49,30 +51,30 @@ def export(model: nn.Module, inputs: Fields, path: Path, format: str) -> Path:
         raise UserError(f"{path} is there already: name a new one")
     path.parent.mkdir(parents=True, exist_ok=True)
     whole = model.eval() if format == "peft" else merge(copy.deepcopy(model).eval())
-    ways[format](whole, inputs, path)
+    ways[format](whole, path)
     return path
 
 
-def _state_dict(model: nn.Module, inputs: Fields, path: Path) -> None:  # noqa: ARG001
+def _state_dict(model: nn.Module, path: Path) -> None:
     import torch
 
     torch.save(model.state_dict(), path)
 
 
-def _safetensors(model: nn.Module, inputs: Fields, path: Path) -> None:  # noqa: ARG001
+def _safetensors(model: nn.Module, path: Path) -> None:
     from safetensors.torch import save_model
 
     save_model(model, str(path))  # tied weights once
 
 
-def _pretrained(model: Any, inputs: Fields, path: Path) -> None:  # noqa: ARG001
+def _pretrained(model: Any, path: Path) -> None:
     inner = model.merge_and_unload() if hasattr(model, "merge_and_unload") else model
     if not hasattr(inner, "save_pretrained"):
         raise UserError(f"{type(model).__name__} is no model of transformers: use state-dict, safetensors or onnx")
     inner.save_pretrained(str(path))
 
 
-def _adapter(model: Any, inputs: Fields, path: Path) -> None:  # noqa: ARG001
+def _adapter(model: Any, path: Path) -> None:
     if hasattr(model, "peft_config"):
         model.save_pretrained(str(path))
         return
@@ -130,7 +132,7 @@ def _kind_of_task(model: nn.Module) -> str | None:
     return next((kind for end, kind in kinds.items() if name.endswith(end)), None)
 
 
-def _onnx(model: nn.Module, inputs: Fields, path: Path) -> None:
+def _onnx(inputs: Fields, model: nn.Module, path: Path) -> None:
     import torch
 
     for package in ("onnx", "onnxscript"):

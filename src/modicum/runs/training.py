@@ -52,8 +52,6 @@ def train(
     simulation: bool = True,
     folder: str | PathLike[str] | None = None,
     resume: bool = False,
-    workers: int | None = None,
-    ray: str | None = None,
     cohorts: Cohorts = Cohorts(),
     server: Server = Server(),
     noise: Noise = Noise(),
@@ -81,12 +79,10 @@ def train(
             looks at no test record.
         folder: where to write [default: a new folder under ./runs].
         resume: continues a run of the same experiment that was interrupted.
-        workers: processes that compute clients, a thread each: the same bits for any number [default: none].
-        ray: address of a Ray cluster that has those processes [default: none; this machine].
         cohorts: who takes part.
         noise: how noise is drawn: of floats, on a lattice, or correlated over rounds.
         server: hot start, averages, limits of bounds, how often to evaluate.
-        engine: device and compilation.
+        engine: device, compilation, worker processes: speed alone.
         watching: progress, callbacks, early stop, trackers, transcript, audit.
         account: one lifetime grant for this and all other runs on the same records; a run that does not fit is
             refused before anything is computed.
@@ -121,8 +117,8 @@ def train(
         evaluate_every=server.evaluate_every,
         device=engine.device,
         compile=engine.compile,
-        workers=workers,
-        ray=ray,
+        workers=engine.workers,
+        ray=engine.ray,
         model_options={**(model_options or {}), **({} if adapters is None else {OPTION: adapters})},
         looks=tuple(_taken(look) for look in looks),
     )
