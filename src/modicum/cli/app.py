@@ -24,6 +24,7 @@ from modicum.cli import (
     experiment,
     export,
     fit,
+    fit_agent,
     fit_metanet,
     flower,
     look,
@@ -87,6 +88,7 @@ app.command("look", short_help="Paid statistics of the clients' columns, before 
 app.command("tune", short_help="Choose settings on private records, at a stated price.")(tune.tune)
 app.command("compare", short_help="Several methods with several seeds, in one table.")(compare.compare)
 app.command("fit-clipping", short_help="PAC-DP's F(ε), learned on public records.")(fit.fit_clipping)
+app.command("fit-agent", short_help="ACDP-pFSD's agent, taught on public records.")(fit_agent.fit_agent)
 app.command("fit-metanet", short_help="FedMAP's network, trained on public records.")(fit_metanet.fit_metanet)
 app.add_typer(account_plan.app, name="account", short_help="Plan privacy: ε of noise, noise for ε, accounts.")
 app.add_typer(datasets.app, name="datasets", short_help="Datasets by name, and how they divide.")
