@@ -17,6 +17,7 @@ SHORTER = {  # what is put behind a command, so that it ends soon
     "run": SOME,
     "compare": [*SOME, "--seeds", "2", "--workers", "1"],
     "fit-clipping": [*SOME, "--set", "fit.seeds=1"],
+    "fit-agent": [*SOME, "--episodes", "1", "--held-out", "1"],
     "fit-metanet": [
         *SOME,
         *(word for key in ("runs", "held_out", "passes", "epochs") for word in ("--set", f"metanet.{key}=1")),
@@ -42,6 +43,14 @@ ELSEWHERE = {  # who runs it, or why nobody does
     ("silo", "serve"): "tests/deploy: it serves until stopped",
     ("studio",): "tests/studio: it serves until stopped",
     ("check", "own_methods:Curious"): "tests/methods/test_add_a_method.py writes such a method",
+    ("theory", "pac-dp", "--curve"): "tests/cli/test_theory.py: the curve is in a clone",
+    (
+        "run",
+        "examples/papers/pac-dp/heart-disease.toml",
+    ): "tests/test_config.py reads it: the records are a download",
+    ("run", "examples/papers/acdp-pfsd/emnist.toml"): "tests/test_config.py reads it: a download, and hours",
+    ("run", "examples/papers/fedmap/fashion-mnist.toml"): "tests/test_config.py reads it: a download, and hours",
+    ("run", "examples/papers/fedcompdp/cifar-10.toml"): "tests/test_config.py reads it: a download, and a GPU",
     ("run", "patients.toml"): "tests/test_quickstart.py follows the page",
     ("compare", "patients.toml"): "tests/test_quickstart.py follows the page",
     ("verify", "runs/own"): "tests/loops/test_opacus_page.py follows the page",

@@ -10,7 +10,8 @@ import pytest
 from modicum.cli import run
 from modicum.cli.app import app
 from modicum.cli.paper import NAMES
-from modicum_bench.papers.rows import NONE, PRINTED, PUBLIC, ROWS, TASKS, methods
+from modicum_bench.papers.beside import read, table_1, table_2
+from modicum_bench.papers.rows import NONE, PRINTED, PUBLIC, ROWS, TASKS, cell, methods
 from modicum_bench.papers.run import STORED, three
 from modicum_bench.schedules.knots import at
 from modicum_bench.schedules.report import ROWS as SCHEDULES
@@ -63,3 +64,36 @@ def test_the_table_of_schedules_is_of_paired_differences() -> None:
     shown = table([one])
     assert "+2.0 ± 1.0" in shown
     assert "1 → 0.5 → 0.5 → 0.25" in shown
+
+
+def test_fedmaps_tables_stand_beside_the_papers() -> None:
+    """The page holds what the function makes of the paper's figures and the benchmark's own table."""
+    assert len(read("Reconstruction, cifar-10")) > 40
+    shown = table_1()
+    assert "| cifar-10, floor 12.7 dB | none | .0091/29.88 | 0.0052/34.0 |" in shown
+    page = (STORED.parents[1] / "papers.md").read_text(encoding="utf-8")
+    assert shown in page
+    assert table_2() in page
+
+
+def test_the_four_pages_have_one_shape() -> None:
+    """The reader's question, the variants with both figures of ε, then the same headings in one order."""
+    pages = [(STORED.parents[2] / "docs" / "methods" / f"{name}.md").read_text(encoding="utf-8") for name in NAMES]
+    shapes = {tuple(line for line in page.splitlines() if line.startswith("## ")) for page in pages}
+    assert len(shapes) == 1
+    assert len(*shapes) == 6
+    for page in pages:
+        opening = page.split("\n## ", 1)[0]
+        assert "**Should I use it?**" in opening
+        assert "| ε claimed | ε true |" in opening
+        assert "**Not played**" in page
+        assert "**Replaced**" in page
+
+
+def test_the_pages_figures_are_the_stored_ones() -> None:
+    for name in NAMES:
+        page = (STORED.parents[2] / "docs" / "methods" / f"{name}.md").read_text(encoding="utf-8")
+        rows = [json.loads(line) for line in STORED.read_text().splitlines()]
+        assert {row["row"] for row in rows if row["paper"] == name} == set(ROWS)
+        for row in (row for row in rows if row["paper"] == name):
+            assert cell(row, "accuracy") in page

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -47,3 +48,24 @@ def test_bad_input_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
         assert said
         assert "\n" not in said
         assert "Traceback" not in said
+
+
+def test_fedmaps_terms_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
+    """T = 4, q = ½, σ = 2: ρ = 4/4/8 = ⅛; δ = 1/e gives ⅛ + 2·√⅛ = .8321. U = 3·¼ + 3·.1·(4/8 + 10·4)."""
+    asked = (
+        "--rounds 4 --share 0.5 --sigma 2 --batch 8 --dimension 10 --rate 0.1 --bias 0.5 --spread 2 --smoothness 3"
+    )
+    words = ["theory", "fedmap", *asked.split(), "--gap", "6", "--delta", str(1 / math.e)]
+    assert run(app, [*words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["epsilon"]["equation_10"] == pytest.approx(1 / 8 + 2 * math.sqrt(1 / 8))
+    assert found["surrogate"] == pytest.approx({"bias": 0.75, "sampling": 0.15, "noise": 12.0})
+    assert found["theorem_1"] == pytest.approx({"optimisation": 30, "bias": 1.5, "sampling": 0.3, "noise": 24})
+    second = {"optimisation": 0.9**4 * 6, "bias": 0.3 / 4, "sampling": 0.3 * 0.05, "noise": 0.3 * 40}
+    assert found["theorem_2"] == pytest.approx(second)
+    assert found["theorem_2_with_rate"] == pytest.approx({**second, "noise": 1.2})
+    assert run(app, words) == 0
+    assert "as sent: ∞" in capsys.readouterr().out
+    for wrong in (["--rate", "0.9"], ["--sigma", "0"], ["--share", "2"], ["--bias", "nan"]):
+        assert run(app, ["theory", "fedmap", *wrong]) == 2
+        assert len(capsys.readouterr().err.strip().splitlines()) == 1

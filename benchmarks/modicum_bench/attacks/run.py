@@ -102,10 +102,12 @@ def bench(
     progress: Progress | None = None,
     size: Size | None = None,
     model: str | None = None,
+    batch: int | None = None,
 ) -> str:
     """Fill what is missing of the tables in `out` until `seconds` have passed, then write them as Markdown."""
     _refuse(tables, model, workers)
     size, tasks, until = size or SIZES[preset], tuple(only) or TASKS[preset], time.time() + seconds
+    size = size if batch is None else replace(size, batch=batch)
     for task in tasks:
         _dataset(task, data_dir)  # a dataset that is missing is refused before anything is played
     out.mkdir(parents=True, exist_ok=True)

@@ -19,8 +19,8 @@ from modicum.data.budgets import assign_budgets
 from modicum.data.federate import federate
 from modicum.data.partition import Dirichlet
 from modicum.federation.experiment import Experiment, Federation, Prepared, prepare
-from modicum.federation.rehearsal import Rehearsal
-from modicum.papers.fedmap.fit import Schedule, fit_metanet, stand_in
+from modicum.federation.rehearsal import Rehearsal, stand_in
+from modicum.papers.fedmap.fit import Schedule, fit_metanet
 from modicum.papers.pac_dp.grid import gradient_scale
 from modicum_bench.fedmap.cells import ALPHA, LARGE, TASKS, TRAINED, Cell, Choice, method
 from modicum_bench.fedmap.networks import NETWORKS

@@ -20,6 +20,7 @@ from modicum.data.federate import federate
 from modicum.data.partition import Dirichlet
 from modicum.federation.experiment import Experiment, Federation
 from modicum.federation.rehearsal import Rehearsal
+from modicum.figures import blank_figure
 from modicum.methods import Censor, DpSgd, FedAvg, FedMap, Soteria
 from modicum.papers.fedmap.accounting import fedmap_at_noise, fedmap_claimed
 from modicum.report.colours import PALETTE
@@ -30,6 +31,7 @@ from modicum_bench.fedmap.report import interval, markdown
 GRADIENT = "gradient"
 WEIGHTS = (0.01, 0.05, 0.1, 0.5, 1.0)  # of λ and of β
 USUAL = 0.1
+DIVERGED = 1e9  # JSON has no infinite loss
 
 
 @dataclass(frozen=True)
@@ -110,8 +112,11 @@ class Printed:
         """Fig. 3 as a picture, and its last points as a table."""
         specs = {f"curve {name}": spec for name, spec in rows(self.size).items()}
         found = self._played(specs, self.size.seeds)
-        curves = {name.removeprefix("curve "): [f["curve"] for f in own] for name, own in found.items()}
-        draw_curves(curves, path)
+        runs = {name.removeprefix("curve "): own for name, own in found.items()}
+        curves = {name: [f["curve"] for f in own] for name, own in runs.items()}
+        draw_curves(
+            {"test accuracy": curves, "test loss": {n: [f["loss"] for f in own] for n, own in runs.items()}}, path
+        )
         private = {"dp-sgd", "fedmap, sound"}
         shown = [
             [name, _mean([100 * c[-1] for c in own]), f"{self.size.budget:g}" if name in private else "∞"]
@@ -155,6 +160,7 @@ def played(experiment: Experiment) -> dict[str, Any]:
     """Accuracy after each round; in faithful mode both figures of ε, each the largest over clients (Eq. 9)."""
     run = Rehearsal(experiment)
     curve: list[float] = []
+    loss: list[float] = []
     sigmas: dict[str, list[float]] = {}
     noise: dict[str, list[float]] = {}
     while not run.server.finished:
@@ -167,15 +173,18 @@ def played(experiment: Experiment) -> dict[str, Any]:
                     b.noise_multiplier for t in job.gate.tokens for b in t.release.blocks if b.name == GRADIENT
                 ]
                 noise.setdefault(job.facts.name, []).extend(steps)
-        curve.append(float(run.finish(state, jobs, results).simulated["test_accuracy"]))
+        told = run.finish(state, jobs, results).simulated
+        curve.append(float(told["test_accuracy"]))
+        loss.append(min(float(told["test_loss"]), DIVERGED))
     if not sigmas:
-        return {"curve": curve}
+        return {"curve": curve, "loss": loss}
     share = experiment.setting.per_round / experiment.setting.clients
     sizes = {c.name: len(c.train) for c in experiment.federation.data.clients}
     batch = getattr(experiment.method, "batch", None)
     rates = {name: min(1.0, (batch or n) / n) for name, n in sizes.items()}
     return {
         "curve": curve,
+        "loss": loss,
         "claimed": max(fedmap_claimed(share, own, DELTA) for own in sigmas.values()),
         "at_noise": max(fedmap_at_noise(own, rates[name], DELTA) for name, own in noise.items()),
     }
@@ -193,21 +202,17 @@ def _mean(values: Sequence[float]) -> str:
     return f"{mean:.3g}" if len(values) < 3 else f"{mean:.3g} ± {half:.2g}"
 
 
-def draw_curves(curves: Mapping[str, Sequence[Sequence[float]]], path: Path) -> None:
-    """Accuracy over rounds: the mean of all seeds, and their range."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes, colours = figure.subplots(), dict(zip(curves, PALETTE, strict=False))
-    for name, own in curves.items():
-        columns = list(zip(*own, strict=True))
-        rounds = range(1, len(columns) + 1)
-        axes.plot(rounds, [sum(c) / len(c) for c in columns], color=colours[name], label=name)
-        low, high = [min(c) for c in columns], [max(c) for c in columns]
-        axes.fill_between(rounds, low, high, color=colours[name], alpha=0.15)
-    axes.set(xlabel="round", ylabel="test accuracy", ylim=(0, 1))
-    axes.grid(alpha=0.25)
-    axes.legend(frameon=False, ncols=2, fontsize=9)
+def draw_curves(panels: Mapping[str, Mapping[str, Sequence[Sequence[float]]]], path: Path) -> None:
+    """Accuracy and loss over rounds: the mean of all seeds, and their range. Losses on a logarithmic axis."""
+    figure = blank_figure(10, 3.8)
+    for axes, (what, curves) in zip(figure.subplots(1, len(panels)), panels.items(), strict=True):
+        for colour, (name, own) in zip(PALETTE, curves.items(), strict=False):
+            columns = list(zip(*own, strict=True))
+            rounds = range(1, len(columns) + 1)
+            axes.plot(rounds, [sum(c) / len(c) for c in columns], color=colour, label=name)
+            low, high = [min(c) for c in columns], [max(c) for c in columns]
+            axes.fill_between(rounds, low, high, color=colour, alpha=0.15)
+        axes.set(xlabel="round", ylabel=what, **({"ylim": (0, 1)} if "accuracy" in what else {"yscale": "log"}))
+        axes.grid(alpha=0.25)
+    figure.axes[0].legend(frameon=False, ncols=2, fontsize=8)
     figure.savefig(path, dpi=110)

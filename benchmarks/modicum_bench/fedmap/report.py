@@ -38,7 +38,9 @@ def table(results: Results, task: str) -> str:
     printed, budgets = TASKS[task].printed, TASKS[task].budgets
     parts = sorted({float(r["participation"]) for r in results if r["task"] == task})
     head = ["", *(f"{p:g}, ε = {budgets[p]:g}" for p in parts)]
-    rows = [["paper, as claimed", *(f"{100 * printed[p]:.1f}" if p in printed else "" for p in parts)]]
+    rows = (
+        [["paper, as claimed", *(f"{100 * printed[p]:.1f}" for p in parts)]] if set(parts) <= set(printed) else []
+    )
     for variant in VARIANTS:
         cells = [_shown(_of(results, task, p, variant)) for p in parts]
         if any(cells):
@@ -47,7 +49,7 @@ def table(results: Results, task: str) -> str:
 
 
 def differences(results: Results, task: str, participation: float, base: str = "fixed") -> str:
-    """Each variant less a fixed bound, seed by seed."""
+    """Each variant less a fixed bound, seed by seed; "" where no two have seeds in common."""
     rows = []
     against = _by_seed(_of(results, task, participation, base))
     for variant in VARIANTS:
@@ -58,7 +60,7 @@ def differences(results: Results, task: str, participation: float, base: str = "
         mean, half = interval([100 * (own[s] - against[s]) for s in common])
         verdict = "better" if mean > half else "worse" if mean < -half else "no difference shown"
         rows.append([variant, f"{mean:+.2f} ± {half:.2f}", str(len(common)), verdict])
-    return markdown(["", f"points over {base}, 95%", "pairs", ""], rows)
+    return markdown(["", f"points over {base}, 95%", "pairs", ""], rows) if rows else ""
 
 
 def _of(results: Results, task: str, participation: float, variant: str) -> list[Mapping[str, Any]]:

@@ -20,9 +20,9 @@ from modicum.data import federate, load
 from modicum.data.budgets import Budgets, assign_budgets
 from modicum.data.partition import Dirichlet, Partition, Shards
 from modicum.federation.experiment import Experiment, Federation
-from modicum.federation.rehearsal import Rehearsal
+from modicum.federation.rehearsal import Rehearsal, stand_in
 from modicum.methods import AcdpPfsd, Auto, DpPfsd, FedAvg, FedCompDp, FedMap, PacDp, Pfsd
-from modicum.papers.fedmap.fit import Schedule, fit_metanet, stand_in
+from modicum.papers.fedmap.fit import Schedule, fit_metanet
 from modicum.papers.pac_dp.fit import fit_curve
 from modicum.papers.pac_dp.grid import Grid, simulate
 from modicum.privacy.accounting.choose import epsilon

@@ -92,9 +92,13 @@ def _tables(paper: str) -> str:
             return acdp_pfsd(HERE / "acdp-pfsd")
         case "fedmap":
             from modicum_bench.fedmap.report import read
+            from modicum_bench.fedmap.run import PRINTED as TABLE_3
             from modicum_bench.fedmap.run import table_4
+            from modicum_bench.papers.beside import table_1, table_2
 
-            return "\n\n".join(table_4(read(HERE / "fedmap" / "results.jsonl")))
+            parts = ["## Table 1: MSE/PSNR (dB)", table_1(), "## Table 2: TPR, %, at 1%/0.1% FPR", table_2()]
+            parts += [(HERE / "fedmap" / TABLE_3).read_text(encoding="utf-8"), "## Table 4"]
+            return "\n\n".join([*parts, *table_4(read(HERE / "fedmap" / "results.jsonl"))])
     from modicum_bench.fedcompdp.report import tables as fedcompdp
 
     return fedcompdp(HERE / "fedcompdp")
@@ -116,7 +120,7 @@ def _drawn(rows: Sequence[Found], path: Path) -> str:
     from modicum.figures import blank_figure
 
     try:
-        figure = blank_figure(6.5, 2.6)
+        figure = blank_figure(6.5, 3.0)
     except MissingExtraError as missing:
         return f"no picture: {missing}"
     axes = figure.subplots()
@@ -124,9 +128,8 @@ def _drawn(rows: Sequence[Found], path: Path) -> str:
         values = [100 * run["accuracy"] for run in row["runs"]]
         colour = "#c05621" if row["row"] == PRINTED else "#4a5568" if row["row"] == NONE else "#2b6cb0"
         axes.plot(values, [place] * len(values), "o", color=colour, alpha=0.6)
-    axes.set_yticks(
-        range(len(rows)), [f"{r['row']}, true ε = {cell(r, 'true')}" for r in reversed(rows)], fontsize=8
-    )
+    names = [f"{r['row']}\nε claimed {cell(r, 'claimed')}, true {cell(r, 'true')}" for r in reversed(rows)]
+    axes.set_yticks(range(len(rows)), names, fontsize=8)
     axes.set_xlabel("test accuracy, %")
     axes.grid(axis="x", alpha=0.25)
     figure.savefig(path, dpi=110)

@@ -10,11 +10,12 @@ from typing import Any
 
 from modicum.core.parts import Policy
 from modicum.core.setting import MethodSpec
+from modicum.federation.rehearsal import stand_in
 from modicum.methods import DpSgd
 from modicum.papers.acdp_pfsd.agents import save_agent
 from modicum.papers.acdp_pfsd.ppo import Ppo
 from modicum.papers.acdp_pfsd.pretrain import pretrain
-from modicum.papers.fedmap.fit import Schedule, fit_metanet, stand_in
+from modicum.papers.fedmap.fit import Schedule, fit_metanet
 from modicum.papers.fedmap.metanet import MetaNet
 from modicum.papers.pac_dp.curve import BudgetCurve
 from modicum.papers.pac_dp.fit import fit_curve

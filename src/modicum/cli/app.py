@@ -24,6 +24,7 @@ from modicum.cli import (
     experiment,
     export,
     fit,
+    fit_agent,
     fit_metanet,
     flower,
     look,
@@ -81,27 +82,30 @@ def main(
     """Differentially private federated learning with a budget of its own for every client."""
 
 
-app.command("demo")(demo.demo)
-app.command("run")(experiment.run)
-app.command("look")(look.look)
-app.command("tune")(tune.tune)
-app.command("compare")(compare.compare)
-app.command("fit-clipping")(fit.fit_clipping)
-app.command("fit-metanet")(fit_metanet.fit_metanet)
-app.add_typer(account_plan.app, name="account")
-app.add_typer(datasets.app, name="datasets")
-app.command("methods")(methods.methods)
-app.command("check")(check.check)
-app.command("studio")(studio.studio)
-app.command("verify")(verify.verify)
-app.command("export")(export.export)
+app.command("demo", short_help="Several methods on embedded data, side by side.")(demo.demo)
+app.command("run", short_help="Run an experiment, or several.")(experiment.run)
+app.command("look", short_help="Paid statistics of the clients' columns, before a training.")(look.look)
+app.command("tune", short_help="Choose settings on private records, at a stated price.")(tune.tune)
+app.command("compare", short_help="Several methods with several seeds, in one table.")(compare.compare)
+app.command("fit-clipping", short_help="PAC-DP's F(ε), learned on public records.")(fit.fit_clipping)
+app.command("fit-agent", short_help="ACDP-pFSD's agent, taught on public records.")(fit_agent.fit_agent)
+app.command("fit-metanet", short_help="FedMAP's network, trained on public records.")(fit_metanet.fit_metanet)
+app.add_typer(account_plan.app, name="account", short_help="Plan privacy: ε of noise, noise for ε, accounts.")
+app.add_typer(datasets.app, name="datasets", short_help="Datasets by name, and how they divide.")
+app.command("methods", short_help="The methods, or one method's settings.")(methods.methods)
+app.command("check", short_help="Does anything private leak past the release gate?")(check.check)
+app.command("studio", short_help="A page that watches, compares, plans and audits runs.")(studio.studio)
+app.command("verify", short_help="Recompute every ε from the ledger, by two accountants.")(verify.verify)
+app.command("export", short_help="A run's model for other programs.")(export.export)
 app.add_typer(certificate.app, name="certificate")
-app.command("attack")(attack.attack)
-app.command("backbones")(backbones.backbones)
-app.command("doctor")(doctor.doctor)
-app.command("audit")(audit.audit)
-app.command("paper")(paper.paper)
+app.command("attack", short_help="Attack a recorded run.")(attack.attack)
+app.command("backbones", short_help="Public networks to stand on, and whether they are public here.")(
+    backbones.backbones
+)
+app.command("doctor", short_help="What this installation has.")(doctor.doctor)
+app.command("audit", short_help="Measure what a run leaks, with canaries.")(audit.audit)
+app.command("paper", short_help="A paper's tables and figures, from stored results.")(paper.paper)
 app.add_typer(theory.app, name="theory")
 app.add_typer(bench.app, name="bench")
-app.add_typer(silo.app, name="silo")
-app.add_typer(flower.app, name="flower")
+app.add_typer(silo.app, name="silo", short_help="One client of a deployment.")
+app.add_typer(flower.app, name="flower", short_help="The server of a deployment, on Flower.")

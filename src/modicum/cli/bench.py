@@ -183,6 +183,7 @@ def attacks(
     tables: str = typer.Option(
         "reconstruction,noise,membership,pooled,resnet18", "--tables", help="Some of these, by commas."
     ),
+    batch: int | None = typer.Option(None, "--batch", min=1, help="Records of an inverted message [default: 1]."),
     model: str | None = typer.Option(None, "--model", help="Network for all tables [default: each table's own]."),
     workers: int = typer.Option(1, "--workers", help="Processes that share the cells."),
     seconds: float = typer.Option(1e6, "--seconds", callback=positive, help="Begin nothing after so long."),
@@ -202,6 +203,7 @@ def attacks(
             out,
             tables=[name.strip() for name in tables.split(",")],
             model=model,
+            batch=batch,
             workers=workers,
             only=only,
             data_dir=data_dir,

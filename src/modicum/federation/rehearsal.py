@@ -27,7 +27,7 @@ from modicum.core.rows import NoiseRows
 from modicum.federation.clients import Clients, Reserve
 from modicum.federation.correlate import rows_for
 from modicum.federation.evaluation import Evaluation
-from modicum.federation.experiment import Experiment, Prepared
+from modicum.federation.experiment import Experiment, Federation, Prepared
 from modicum.federation.in_process import InProcess, Results
 from modicum.federation.records import RoundRecord
 from modicum.federation.retention import Retention
@@ -40,6 +40,7 @@ from modicum.privacy.ledger.memory import MemoryLedger
 from modicum.privacy.ledger.token import Token
 from modicum.privacy.noise import SimulatedNoise
 from modicum.privacy.views import KnownTo
+from modicum.public.proxy import bootstrap
 
 
 @dataclass(frozen=True)
@@ -229,3 +230,10 @@ class Rehearsal:
 def rehearse(experiment: Experiment, prepared: Prepared | None = None) -> tuple[Rehearsed, ...]:
     """All rounds of an experiment."""
     return tuple(Rehearsal(experiment, prepared).rounds())
+
+
+def stand_in(experiment: Experiment, k: int) -> Experiment:
+    """The same experiment on a federation of public records alone, another for each k."""
+    data = bootstrap(experiment.federation.data, k)
+    federation = Federation(data, experiment.federation.budgets)
+    return replace(experiment, federation=federation, seed=k, evaluate_every=experiment.rounds)

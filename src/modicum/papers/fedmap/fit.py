@@ -27,8 +27,8 @@ from modicum.core.messages import Decision
 from modicum.core.parts import Method, Observation, Place, Policy, Scope, Signal, State
 from modicum.core.setting import MethodSpec, Setting
 from modicum.errors import UserError
-from modicum.federation.experiment import Experiment, Federation, offer_of
-from modicum.federation.rehearsal import Rehearsal
+from modicum.federation.experiment import Experiment, offer_of
+from modicum.federation.rehearsal import Rehearsal, stand_in
 from modicum.mechanisms.record_local import RecordLocal
 from modicum.papers.fedmap import kinds
 from modicum.papers.fedmap.bert import Weights
@@ -36,7 +36,6 @@ from modicum.papers.fedmap.metanet import REACH, MetaNet, decades
 from modicum.papers.fedmap.network import SEEN, Body, Network, save_network, with_folder
 from modicum.papers.fedmap.utility import Round, Trace, clipped, joint_sensitivity, signals, utility
 from modicum.policies import Fixed
-from modicum.public.proxy import bootstrap
 
 RECORDS = 256  # public records in a trace
 Progress = Callable[[int, int], None]
@@ -188,13 +187,6 @@ def fit_metanet(
 
 def _held_out(schedule: Schedule) -> range:
     return range(schedule.runs, schedule.runs + schedule.held_out)
-
-
-def stand_in(experiment: Experiment, k: int) -> Experiment:
-    """A federation of public records alone, another for each k."""
-    data = bootstrap(experiment.federation.data, k)
-    federation = Federation(data, experiment.federation.budgets)
-    return replace(experiment, federation=federation, seed=k, evaluate_every=experiment.rounds)
 
 
 def _judge(
