@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -115,6 +116,43 @@ def test_real_noise_says_that_an_account_was_drawn_on(tmp_path: Path) -> None:
     done = run(tmp_path / "run", account=mo.Account(budget=3.0, folder=str(tmp_path / "a")), simulation=False)
     assert done.certificate.account["sentence"] == APART
     assert mo.verify(tmp_path / "run").matches
+
+
+def test_the_same_file_with_real_noise_is_paid_for_each_time(tmp_path: Path) -> None:
+    """Another folder draws other noise: it is another run, and whoever averages them pays for all."""
+    real = {"account": mo.Account(budget=3.0, folder=str(tmp_path / "account")), "simulation": False}
+    one, other = run(tmp_path / "1", **real), run(tmp_path / "2", **real)
+    assert not all(torch.equal(other.parameters[name], value) for name, value in one.parameters.items())
+    with DatasetAccount.open(tmp_path / "account", read_only=True) as kept:
+        assert set(kept.draws) == {made.certificate.to_dict()["run"] for made in (one, other)}
+        assert len(kept.draws) == 2
+    with pytest.raises(UserError, match="of the lifetime grant"):
+        run(tmp_path / "3", **real)
+    assert run(tmp_path / "1", **real, resume=True).summary.rounds == 4
+
+
+def test_an_older_copy_of_an_account_is_noticed(tmp_path: Path) -> None:
+    """What a run drew with real noise stands in its own folder too, and so does whose account it was."""
+    real = {"account": mo.Account(budget=3.0, folder=str(tmp_path / "account")), "simulation": False}
+    run(tmp_path / "runs" / "1", **real)
+    shutil.copytree(tmp_path / "account", tmp_path / "before")
+    run(tmp_path / "runs" / "2", **real)
+    for gone in (False, True):
+        shutil.rmtree(tmp_path / "account")
+        if not gone:
+            shutil.copytree(tmp_path / "before", tmp_path / "account")
+        for name in ("2", f"3 {gone}"):
+            with pytest.raises(UserError, match=r"an older copy|is not in"):
+                run(tmp_path / "runs" / name, **real, resume=name == "2")
+
+
+def test_a_copy_of_a_run_draws_no_second_noise(tmp_path: Path) -> None:
+    real = {"account": mo.Account(budget=3.0, folder=str(tmp_path / "account")), "simulation": False}
+    run(tmp_path / "1", **real, watching=mo.Watching(until=2))
+    shutil.copytree(tmp_path / "1", tmp_path / "2")
+    run(tmp_path / "1", **real, resume=True)
+    with pytest.raises(UserError, match="an older copy"):
+        run(tmp_path / "2", **real, resume=True)
 
 
 def test_a_model_of_persons_predicts_rows(tmp_path: Path) -> None:

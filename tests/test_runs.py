@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import modicum as mo
+from modicum.core.parts import Batch
 from modicum.federation.records import MetricsFile, RoundRecord, read_records
 from modicum.federation.settings import regrouped
 from modicum.runs import new_folder
@@ -282,7 +283,8 @@ def test_agreed_classes_and_clients_of_their_own_are_run(tmp_path: Path, monkeyp
     def told(odd_label: int, folder: str, **own: int) -> object:
         data = mo.federate(mo.from_csv(_table(tmp_path / "t.csv", odd_label), **own))  # type: ignore[arg-type]
         run = _real(tmp_path / folder, data)
-        return {name: tuple(value.shape) for name, value in run.parameters.items()}, run.summary.run
+        shapes = {name: tuple(value.shape) for name, value in run.parameters.items()}
+        return shapes, run.summary.run.partition("-")[0]  # what follows is drawn anew in every folder
 
     assert told(2, "a", classes=3) == told(1, "b", classes=3)
     monkeypatch.setattr("modicum.runs.playing.refuse_peeks", lambda _: None)
@@ -300,3 +302,39 @@ def test_settings_by_their_own_names_warn_and_mean_the_same(tmp_path: Path) -> N
     with pytest.warns(DeprecationWarning, match=r"becomes engine=mo.Engine\(workers=…\)"):
         groups = regrouped({"workers": 2}, mo.Cohorts(), mo.Server(), mo.Engine(), mo.Watching())
     assert groups[2] == mo.Engine(workers=2)
+
+
+BAD = {
+    "engine": ({"engine": {"workers": 2}}, r"engine=mo\.Engine\(device=…\), got"),
+    "cohorts": ({"cohorts": 2}, r"cohorts=mo\.Cohorts\(per_round=…\), got 2"),
+    "noise": ({"noise": "integer"}, r"noise=mo\.Noise\(kind=…\), got 'integer'"),
+    "watching": ({"watching": print}, r"watching=mo\.Watching\(progress=…\), got"),
+    "account": ({"account": "a"}, r"account is a lifetime grant, mo\.Account"),
+    "looks": ({"looks": "runs/look"}, r"looks=\['runs/look'\]"),
+    "metrics": ({"metrics": "accuracy"}, r"metrics are a tuple of mo\.Metric"),
+}
+
+
+@pytest.mark.parametrize("given", BAD)
+def test_what_is_no_setting_is_refused_in_a_line(tmp_path: Path, given: str) -> None:
+    named, line = BAD[given]
+    fed = mo.Federation.from_dataset("digits", clients=2, budgets=2.0)
+    with pytest.raises(mo.UserError, match=line):
+        mo.train(fed, method="dp-sgd", folder=tmp_path / "run", **named)
+    assert not (tmp_path / "run").exists()
+
+
+def test_parts_and_methods_that_are_none_are_refused_in_a_line() -> None:
+    with pytest.raises(mo.UserError, match="policy is an object with init, decide, observe, got DpSgd"):
+        mo.methods.Composed(mo.methods.DpSgd())
+    with pytest.raises(mo.UserError, match="a method is settings"):
+        mo.check("dp-sgd")
+
+
+def test_what_is_printed_of_a_federation_is_public() -> None:
+    """A notebook or a log shows sizes, and no record."""
+    fed = mo.Federation.from_dataset("digits", clients=3, budgets=2.0)
+    assert repr(fed) == "Federation(FederatedData('digits', 3 clients, 1438 records), ε = 2)"
+    assert "[" not in repr(fed.data.clients[0])
+    batch = Batch(torch.tensor([[0.25]]), {"y": torch.tensor([7])})
+    assert repr(batch) == "Batch(part_of=None)"

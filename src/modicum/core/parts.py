@@ -163,9 +163,9 @@ class Batch:
     sums, left out of signals, counts and metrics (R16).
     """
 
-    x: Any
-    targets: Mapping[str, Tensor]
-    present: Tensor | None = None  # (rows,) False for a blank; None: there is none
+    x: Any = field(repr=False)  # a log shows no record
+    targets: Mapping[str, Tensor] = field(repr=False)
+    present: Tensor | None = field(default=None, repr=False)  # (rows,) False for a blank; None: there is none
     part_of: int | None = None  # the most rows of the step that this pass is a part of; None: it is all of it
 
     def __len__(self) -> int:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from modicum.core.persons import Slot
 from modicum.core.records import Field, Fields, each, leaves
 from modicum.data.geometry import Geometry
-from modicum.errors import UserError
+from modicum.errors import UserError, counted
 
 Array = npt.NDArray[Any]
 
@@ -55,6 +55,10 @@ class Arrays:
 
     def __len__(self) -> int:
         return len(self.y)
+
+    def __repr__(self) -> str:
+        """What is public of them: a log or a notebook shows no record."""
+        return f"Arrays({counted(len(self), 'record')})"
 
     def take(self, indices: Array | slice) -> Arrays:
         """These rows of records and labels."""
@@ -257,6 +261,11 @@ class FederatedData:
     population: Population | None = (
         None  # whose clients are opened one by one; `clients` then is whom it stands for
     )
+
+    def __repr__(self) -> str:
+        """What is public of it, in a line."""
+        everybody = counted(len(self.clients) if self.population is None else self.population.count, "client")
+        return f"FederatedData({self.dataset!r}, {everybody}, {counted(sum(self.sizes), 'record')})"
 
     @property
     def input_shape(self) -> Any:

@@ -23,7 +23,7 @@ from modicum.data.arrays import Arrays, FederatedData
 from modicum.data.budgets import Budgets, assign_budgets
 from modicum.data.check import check, checked
 from modicum.data.kin import check_public
-from modicum.errors import UserError
+from modicum.errors import UserError, listed
 from modicum.federation.correlate import pays, rotation, with_correlated, with_correlated_steps
 from modicum.federation.learning import (
     check_labels,
@@ -77,6 +77,10 @@ class Federation:
 
     def __post_init__(self) -> None:
         check(self.data, self.budgets)
+
+    def __repr__(self) -> str:
+        """In a line, and without a record."""
+        return f"Federation({self.data!r}, ε = {listed([f'{b:g}' for b in sorted({*self.budgets})])})"
 
     @classmethod
     def from_dataset(
@@ -187,6 +191,10 @@ class Experiment:
     looks: tuple[Look, ...] = ()  # taken before, whose price is within the budgets
 
     def __post_init__(self) -> None:
+        if not callable(getattr(self.method, "build", None)) or isinstance(self.method, type):
+            raise UserError(f"a method is settings, such as mo.methods.DpSgd(lr=4), got {self.method!r}")
+        if not all(isinstance(metric, Metric) for metric in self.metrics):
+            raise UserError(f'metrics are a tuple of mo.Metric("accuracy", 5, 20.0), got {self.metrics!r}')
         if self.rounds < 1 or self.evaluate_every < 1:
             raise UserError(
                 f"rounds and evaluate_every must be at least 1, got {self.rounds} and {self.evaluate_every}"

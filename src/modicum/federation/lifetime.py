@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -9,6 +11,7 @@ from modicum.data.arrays import FederatedData
 from modicum.data.check import refuse_population
 from modicum.data.digests import blocks
 from modicum.errors import UserError
+from modicum.federation.receipts import Receipts
 from modicum.federation.run_folder import RunFolder
 from modicum.federation.simulation import Simulation
 from modicum.privacy.lifetime import Lifetime
@@ -41,27 +44,44 @@ class Account:
             raise UserError("a lifetime budget must be positive and delta between 0 and 1")
 
 
-def draw(run: Simulation, account: Account) -> None:
+@contextmanager
+def drawn(run: Simulation, account: Account) -> Iterator[Callable[[], None]]:
     """The run's price, from every record of every client; once, however often it is resumed.
 
-    Records are known by their contents, wherever a division puts them: all pay what the dearest client's do.
+    Records are known by their contents, wherever a division puts them: all pay what the dearest client's do. What
+    real noise was drawn for is never drawn for again: an older copy of the account, or of the run, is refused.
+
+    Yields:
+        What is called after each round: it notes how far the run's ledger has come.
 
     Raises:
         DrawRefused: The run does not fit into what is left; nothing was drawn.
     """
     refuse_population(run.experiment.federation.data, "an account")
     plans, folder = tuple(run.plans.values()), Path(account.folder)
+    receipts = Receipts(run.folder, folder, str(folder.absolute()))
+    real = not run.noise.describe()["simulation"]
     if not exists(folder):
+        if real:
+            receipts.check(None)
         new = lifetime_for(account.budget, account.delta, account.opened_for or plans)
         for plan in plans:
             new.price(plan)  # a run without a price opens no account
         DatasetAccount.start(folder, new, Identity.CONTENTS).close()
     with DatasetAccount.open(folder) as kept:
         kept.check(replace(kept.lifetime, budget=account.budget, delta=account.delta), Identity.CONTENTS)
+        if real:
+            receipts.check(kept)
         dearest = _dearest(kept.lifetime, plans)
-        name = run.ledger.run_id
-        kept.hold(name, name, dearest, _table(kept, run.experiment.federation.data), RunFolder(run.folder).ledger)
-        kept.draw(name)
+        name, ledger = run.ledger.run_id, RunFolder(run.folder).ledger
+        kept.hold(name, name, dearest, _table(kept, run.experiment.federation.data), ledger.absolute())
+        done = kept.draw(name)
+        if not real:  # from a seed the same is drawn again, in whatever copy
+            yield lambda: None
+            return
+        kept.check_ledger(name, ledger)
+        receipts.note(kept, done)
+        yield lambda: kept.remember(name, len(run.ledger), run.ledger.head())
 
 
 def _dearest(lifetime: Lifetime, plans: tuple[PrivacyPlan, ...]) -> PrivacyPlan:

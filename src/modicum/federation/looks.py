@@ -48,7 +48,8 @@ def plan_after(
     """What a client agrees to release, with noise for what its looks leave of its budget.
 
     Where nothing is sampled the sum is a GDP filter's as well, whatever a look led to (R2). A sampled training is
-    composed with a look only if its plan was fixed before the look was taken.
+    composed with one look only, if its plan was fixed before that was taken: whether there is a second one, and at
+    which price, may follow from the first, and what is left for the training from both.
     """
     looks = tuple(looks)
     before = tuple(r for look in looks for r in _paid(look, facts.name, mechanism.spec))
@@ -58,7 +59,15 @@ def plan_after(
     plan = replace(plan, releases=tuple(r for r in plan.releases if r not in before), before=before)
     late = [look.run for look in looks if not look.planned_before]
     drawn = any(hidden_rate(r.sampler, plan.spec) != 1 for r in plan.releases)
-    if late and (drawn or plan.guard is Guard.RDP_FILTER):
+    if not drawn and plan.guard is not Guard.RDP_FILTER:
+        return plan
+    if len(looks) > 1:
+        raise UnsoundError(
+            f"this training draws its records at random, and follows {len(looks)} looks: the price of a later "
+            "look may follow from an earlier one, so they do not add up (R2): leave batch out for whole batches, "
+            "or ask everything in one look"
+        )
+    if late:
         raise UnsoundError(
             "this training draws its records at random, and its plan is not known to have stood in the file when "
             f"the look {late[0]} was taken, so the two do not add up (R2): leave batch out for whole batches, or "

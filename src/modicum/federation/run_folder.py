@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import sqlite3
 import sys
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from modicum.privacy.noise import NoiseSource
 
 LOCK = ".lock"
+APART = "-"  # between what names an experiment and what names this run of it
 
 
 @dataclass(frozen=True)
@@ -214,11 +216,18 @@ class RunFolder:
         return path.read_text() == mark
 
     def open_ledger(
-        self, run: str, noise: NoiseSource, records: str = "", foreign_parts: tuple[str, ...] = ()
+        self,
+        run: str,
+        noise: NoiseSource,
+        records: str = "",
+        foreign_parts: tuple[str, ...] = (),
+        *,
+        named_apart: bool = False,
     ) -> Ledger:
         """The ledger of this run: a new one, or the one it began with, on the same records and with the same code.
 
-        `foreign_parts` are those that are not Modicum's own.
+        `foreign_parts` are those that are not Modicum's own. `named_apart`: another folder with this experiment
+        draws other noise, so each has a name of its own, by which accounts charge it and looks are known.
         """
         from modicum.privacy.ledger import Ledger  # who only reads a folder does without the accountants
 
@@ -232,10 +241,12 @@ class RunFolder:
                 "nowhere else"
             )
         if fresh:
-            ledger = Ledger.create(self.ledger, run, noise, foreign_parts)
+            name = f"{run}{APART}{secrets.token_hex(8)}" if named_apart else run
+            ledger = Ledger.create(self.ledger, name, noise, foreign_parts)
         else:
             ledger = Ledger.open(self.ledger, noise)
-        if (ledger.run_id, ledger.foreign_parts) != (run, foreign_parts) or not self._same_records(records):
+        began = ledger.run_id.partition(APART)[0] if named_apart else ledger.run_id
+        if (began, ledger.foreign_parts) != (run, foreign_parts) or not self._same_records(records):
             ledger.close()
             raise UserError(
                 f"{self.path} holds a run with other settings or data: continue it with those it began with, or "

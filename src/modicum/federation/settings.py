@@ -111,11 +111,24 @@ class Watching:
             )
 
 
+KINDS = {"cohorts": Cohorts, "server": Server, "engine": Engine, "watching": Watching, "noise": Noise}
+
+
+def check_group(name: str, made: object) -> None:
+    """Refuse what is no such group of settings."""
+    kind = KINDS[name]
+    if not isinstance(made, kind):
+        example = fields(kind)[0].name
+        raise UserError(f"{name} is a group of settings, {name}=mo.{kind.__name__}({example}=…), got {made!r}")
+
+
 def regrouped(
     old: Mapping[str, Any], cohorts: Cohorts, server: Server, engine: Engine, watching: Watching
 ) -> tuple[Cohorts, Server, Engine, Watching]:
     """Settings that are given by their own names, as they were before there were groups, put into theirs."""
     groups: dict[str, Any] = {"cohorts": cohorts, "server": server, "engine": engine, "watching": watching}
+    for name, made in groups.items():
+        check_group(name, made)
     for name, value in old.items():
         group = next((g for g, made in groups.items() if name in {f.name for f in fields(made)}), None)
         if group is None:

@@ -65,7 +65,10 @@ class Simulation:
         foreign = foreign_parts(
             experiment.method, self.method, experiment.model, self.data.model, experiment.federation.data.made_by
         )
-        self.ledger = files.open_ledger(run_id(experiment), self.noise, records_id(experiment), foreign)
+        seeded = bool(self.noise.describe()["simulation"])
+        self.ledger = files.open_ledger(
+            run_id(experiment), self.noise, records_id(experiment), foreign, named_apart=not seeded
+        )
         self.ledger.declare(self.plans.values())
         self.server = made.server(self.ledger.run_id)
         kept, keep = Folder(files, self.server), Retention.for_noise(self.noise)
@@ -104,13 +107,12 @@ class Simulation:
             workers=self._workers,
         )
         # Only a run that protects nobody may look at test records: figures of them would be told for free.
-        seen = bool(self.noise.describe()["simulation"])
         self.evaluation = Evaluation(
             self.server,
             self.backend,
             self.data,
             experiment.evaluate_every,
-            ground_truth=seen,
+            ground_truth=seeded,
             states=lambda: {name: self.clients.clients[name].state for name in self.server.names},
         )
         self._rounds = Rounds(self.server, self.carrier, self.evaluation, kept)

