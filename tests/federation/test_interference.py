@@ -174,7 +174,7 @@ def test_a_policy_that_stops_on_other_records_is_found() -> None:
     drop: list[float] = []
 
     def hear() -> float:
-        if max(drop) > 200:
+        if drop[-1] > 200:  # the first ones are those of probes
             raise UserError("too large\nfor me")
         return 0.0
 

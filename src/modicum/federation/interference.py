@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import os
 import pickle
+import secrets
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from importlib import import_module
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -164,9 +166,11 @@ def difference(
     is no simulation's looks at no test record.
     """
 
+    play = partial(Simulation, suffix=secrets.token_hex(8))  # a name is drawn: one for all plays
+
     def record() -> tuple[list[Sight], Tape]:
         recording = Recording()
-        simulation = Simulation(real(), folder / "real", noise=noise(1), watch=around(recording))
+        simulation = play(real(), folder / "real", noise=noise(1), watch=around(recording))
         return list(sights(simulation)), recording.tape
 
     first, tape = _apart(record)
@@ -174,7 +178,7 @@ def difference(
 
         def replay(other: Callable[[], Experiment] = other, n: int = n) -> str | None:
             watch = around(Replaying(tape))
-            return _compare(first, lambda: Simulation(other(), folder / f"{n}", noise=noise(n + 2), watch=watch))
+            return _compare(first, lambda: play(other(), folder / f"{n}", noise=noise(n + 2), watch=watch))
 
         found: str | None = _apart(replay)
         if found is not None:

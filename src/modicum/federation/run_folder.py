@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import sqlite3
 import sys
 from collections.abc import Iterator
@@ -222,12 +221,12 @@ class RunFolder:
         records: str = "",
         foreign_parts: tuple[str, ...] = (),
         *,
-        named_apart: bool = False,
+        suffix: str | None = None,
     ) -> Ledger:
         """The ledger of this run: a new one, or the one it began with, on the same records and with the same code.
 
-        `foreign_parts` are those that are not Modicum's own. `named_apart`: another folder with this experiment
-        draws other noise, so each has a name of its own, by which accounts charge it and looks are known.
+        `foreign_parts` are those that are not Modicum's own. `suffix`: another folder with this experiment draws
+        other noise, so each has a name of its own, by which accounts charge it and looks are known.
         """
         from modicum.privacy.ledger import Ledger  # who only reads a folder does without the accountants
 
@@ -241,11 +240,11 @@ class RunFolder:
                 "nowhere else"
             )
         if fresh:
-            name = f"{run}{APART}{secrets.token_hex(8)}" if named_apart else run
+            name = run if suffix is None else f"{run}{APART}{suffix}"
             ledger = Ledger.create(self.ledger, name, noise, foreign_parts)
         else:
             ledger = Ledger.open(self.ledger, noise)
-        began = ledger.run_id.partition(APART)[0] if named_apart else ledger.run_id
+        began = ledger.run_id if suffix is None else ledger.run_id.partition(APART)[0]
         if (began, ledger.foreign_parts) != (run, foreign_parts) or not self._same_records(records):
             ledger.close()
             raise UserError(

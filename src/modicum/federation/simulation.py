@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -45,7 +46,9 @@ class Simulation:
         faults: Faults | None = None,
         transcript: Transcript | None = None,
         watch: GateWatch | None = None,
+        suffix: str | None = None,
     ) -> None:
+        """`suffix` ends the name of a run with real noise [default: drawn]."""
         self.experiment, self.folder = experiment, folder
         self.noise = noise or SimulatedNoise(experiment.seed)
         check_paid(experiment.looks)
@@ -66,8 +69,9 @@ class Simulation:
             experiment.method, self.method, experiment.model, self.data.model, experiment.federation.data.made_by
         )
         seeded = bool(self.noise.describe()["simulation"])
+        drawn = None if seeded else suffix or secrets.token_hex(8)
         self.ledger = files.open_ledger(
-            run_id(experiment), self.noise, records_id(experiment), foreign, named_apart=not seeded
+            run_id(experiment), self.noise, records_id(experiment), foreign, suffix=drawn
         )
         self.ledger.declare(self.plans.values())
         self.server = made.server(self.ledger.run_id)
