@@ -49,8 +49,11 @@ def fresh(paper: str, out: Path, say: Callable[[str], None]) -> str:
         case "fedmap":
             from modicum_bench.fedmap.play import Workspace
             from modicum_bench.fedmap.run import bench as fedmap
+            from modicum_bench.pac_dp.backbones import ensure
 
-            text = fedmap("paper", Workspace(out, device=device), say=say)
+            wide = "cifar-100-wide.npz"
+            ensure(wide, backbones, None, device, None, say)
+            text = fedmap("paper", Workspace(out, backbone=backbones / wide, device=device), say=say)
         case _:
             from modicum_bench.fedcompdp.run import STAGES as PARTS
             from modicum_bench.fedcompdp.run import bench as fedcompdp
