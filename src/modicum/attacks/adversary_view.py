@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from modicum.core.extension_points import TellsNoise
+from modicum.core.extension_points import TellsNoise, secret_rate
 from modicum.core.facts import ClientFacts
 from modicum.core.layout import Layout
 from modicum.core.messages import (
@@ -29,7 +29,7 @@ from modicum.core.messages import (
     Share,
     decode,
 )
-from modicum.core.parts import Batch, Method
+from modicum.core.parts import Asked, Batch, Method
 from modicum.core.release_gate import SERVER
 from modicum.data.arrays import Arrays, ClientData, FederatedData
 from modicum.errors import UserError
@@ -230,14 +230,13 @@ def _sums(things: Iterable[Seen], sent: Sent, public: Public) -> Iterator[Observ
 
 def _may_hold(public: Public, asked: list[str]) -> tuple[str, ...]:
     """A secret cohort may hold anybody: who was asked is in the transcript, and not in the adversary's view."""
-    return tuple(public.clients) if public.method.mechanism.cohort_rate is not None else tuple(asked)
+    return tuple(public.clients) if secret_rate(public.method.mechanism) is not None else tuple(asked)
 
 
 def _expected(public: Public, told: Broadcast, participation: int) -> Expected:
     setup = public.setup
-    return setup.method.mechanism.expected(
-        public.clients[told.client], setup.plans[told.client], setup.kit, told, participation
-    )
+    asked = Asked(public.clients[told.client], setup.plans[told.client], told, participation)
+    return setup.method.mechanism.expected(asked, setup.kit)
 
 
 def _as_told(
