@@ -48,7 +48,7 @@ class Public:
     """
 
     setup: RunContext = field(repr=False)
-    pool: Batch = field(repr=False)  # of the clients' kind, in nobody's training data: what the attacker brings
+    pool: Batch = field(repr=False)  # like the clients', and not among them: what the attacker brings
     pool_note: str
 
     @property
@@ -179,7 +179,7 @@ def view_of(seen: Iterable[Seen], public: Public, party: str = SERVER) -> Advers
     things = list(seen)
     shows = public.view.shows
     if party not in (SERVER, AGGREGATOR) or (party == AGGREGATOR and shows is not Shows.SUM):
-        raise UserError(f"nobody called {party!r} sees more than the server in this run: use {SERVER!r}")
+        raise UserError(f"this run has no {party!r} that sees more than the server: use {SERVER!r}")
     sent = {(s.party, s.round): _broadcast(s) for s in things if s.kind == "broadcast"}
     if shows is Shows.MESSAGES or party == AGGREGATOR:
         found = _messages(things, sent, public, party)
@@ -194,7 +194,7 @@ def view_of(seen: Iterable[Seen], public: Public, party: str = SERVER) -> Advers
 def _broadcast(seen: Seen) -> Broadcast:
     found = decode(seen.content)
     if not isinstance(found, Broadcast):
-        raise UserError("a proposal in this transcript is none: use an intact copy")
+        raise UserError("this transcript is damaged, a proposal in it cannot be read: use an intact copy")
     return found
 
 

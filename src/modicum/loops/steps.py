@@ -135,7 +135,7 @@ class PlannedSteps:
             yield from full.view(-1, size)
 
     def blank(self) -> Tensor:
-        """A batch of the loop's shape that holds nobody."""
+        """A batch of the loop's shape, of padding alone."""
         return next(self.batches(torch.full((self.rows(),), BLANK)))
 
 

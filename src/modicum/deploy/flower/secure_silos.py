@@ -1,4 +1,4 @@
-"""The carrier of a deployment behind secure aggregation: the server gets a sum, and nobody's own message."""
+"""The carrier of a deployment behind secure aggregation: the server gets a sum, and no single message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The carrier of a deployment: proposals go to silos as bytes, and whatever comes back is doubted."""
+"""The carrier of a deployment: proposals go to silos as bytes, and whatever comes back is checked."""
 
 from __future__ import annotations
 

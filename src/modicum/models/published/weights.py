@@ -98,7 +98,7 @@ def _plain(found: Any, path: Path) -> State:
     state = {str(name): value.detach() for name, value in found.items()}
     for name, value in state.items():
         if not torch.isfinite(value).all():
-            raise UserError(f"{path}: {name} holds what is no finite number: fetch the file again")
+            raise UserError(f"{path}: {name} holds values that are not finite: fetch the file again")
     return state
 
 
