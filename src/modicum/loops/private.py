@@ -232,8 +232,8 @@ class Private:
             if self._rehearsal is not None:
                 if opened.drew and self._steps.in_lanes:
                     raise UserError(
-                        "this loop draws random numbers, as dropout does, and one more record in a step would give "
-                        "others different draws: give physical_batch, which fixes every row, or draw nothing"
+                        "this loop draws random numbers, as dropout does, and one more record in a step would "
+                        "change what others draw: give physical_batch, which fixes every row, or draw nothing"
                     )
                 self._modes = opened.modes
                 self._rehearsal.judge(opened, losses)

@@ -313,7 +313,7 @@ class Silo:
         try:
             if terms.agreed() != agreement.join.facts:
                 raise UserError(
-                    "what the server says of the silos is not in the experiment file: give all parties the same file"
+                    "what the server says of the silos is not in the experiment file: give all parties one file"
                 )
             secure = agreement.secure()
             check_terms(secure)
