@@ -77,7 +77,7 @@ def config_of(path: Path, dropout: float = 0.0) -> Any:
         )
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, ImportError) as error:
         raise UserError(f"{path} holds no model that transformers knows: {_first_line(error)}") from None
     for name, value in config.to_dict().items():
         if ("dropout" in name or name.endswith(("_pdrop", "_drop"))) and isinstance(value, int | float):
@@ -182,4 +182,4 @@ def _width(config: Any) -> int:
 
 
 def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)[:200]
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)[:200]
