@@ -416,7 +416,7 @@ def test_a_network_with_other_layers_besides_is_of_another_kind(
         published(str(tmp_path / "net.pth"))
 
 
-def test_groups_of_channels_are_those_of_the_filters(tmp_path: Path) -> None:
+def test_groups_of_channels_are_those_of_the_filters() -> None:
     state = residual("torchvision", deep=True)[0]
     name = "layer1.0.conv2.weight"
     grouped = state[name][:, :2].clone()

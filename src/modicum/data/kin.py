@@ -14,7 +14,9 @@ CIFAR = ("cifar10", "cifar100")
 COLLECTIONS = {  # where records come from, by a name without its marks
     **{name: (name,) for name in (*CIFAR, "svhn", "fashionmnist", "digits", "breastcancer", "heartdisease")},
     **dict.fromkeys(("cifar", "tinyimages", "80milliontinyimages"), CIFAR),
-    **{"cinic10": ("cifar10",), "fmnist": ("fashionmnist",), "kuzushijimnist": ("kuzushijimnist",)},
+    "cinic10": ("cifar10",),
+    "fmnist": ("fashionmnist",),
+    "kuzushijimnist": ("kuzushijimnist",),
     **dict.fromkeys(("mnist", "qmnist", "emnistmnist", "emnistdigits"), (DIGITS,)),
     "emnistletters": (LETTERS,),
     **dict.fromkeys(("emnist", "femnist", "nist"), (DIGITS, LETTERS)),
@@ -24,8 +26,8 @@ COLLECTIONS = {  # where records come from, by a name without its marks
 def share_records(one: str, other: str) -> bool:
     """Whether records of one dataset can be in the other, by whatever names people give them.
 
-    `uoft-cs/cifar10`, `CIFAR_10` and `cifar-10:0-4` are selections from one collection, and so is every name with a
-    collection's among its words, such as `cifar10-c`, `rotated-mnist` and `emnist/letters`.
+    `uoft-cs/cifar10`, `CIFAR_10` and `cifar-10:0-4` are selections from one collection, and so is every name with
+    a collection's among its words, such as `cifar10-c`, `rotated-mnist` and `emnist/letters`.
     """
     return any(
         a == b and (of_a is None or of_b is None or set(of_a) & set(of_b))

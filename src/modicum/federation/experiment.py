@@ -431,7 +431,9 @@ def _uncompressed(experiment: Experiment, options: Mapping[str, Any]) -> nn.Modu
     if isinstance(experiment.model, nn.Module):
         return adapted(copy.deepcopy(experiment.model), inputs)  # training must not change the caller's
     if not is_shipped(experiment.model):
-        return adapted(build_named(experiment.model, inputs, width, experiment.seed, options), inputs)
+        named = build_named(experiment.model, inputs, width, experiment.seed, options)
+        check_public(experiment.model, getattr(named, "trained_on", ()), data.dataset)
+        return adapted(named, inputs)
     assert isinstance(inputs, Field)
     if width is None:
         raise UserError(

@@ -281,7 +281,7 @@ def _writable(folder: Path) -> Path:
     except OSError as error:
         said = error.strerror or error
         raise UserError(
-            f"features cannot be kept in {folder} ({said}): choose another folder of data (MODICUM_DATA, --data-dir)"
+            f"features cannot be kept in {folder} ({said}): choose another data folder (MODICUM_DATA, --data-dir)"
         ) from None
 
 

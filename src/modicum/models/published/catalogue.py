@@ -62,7 +62,9 @@ def published(name: str, trained_on: tuple[str, ...] = ()) -> Published:
         network(torch.zeros(1, 3, recipe.size, recipe.size))
     except (RuntimeError, MemoryError) as error:
         said = str(error).split("\n", 1)[0]
-        raise UserError(f"{file.path} looks like {layout}, but sees no images of {recipe.size} pixels: {said}") from None
+        raise UserError(
+            f"{file.path} looks like {layout}, but sees no images of {recipe.size} pixels: {said}"
+        ) from None
     licence = ", ".join(file.card.get("license", ())) or NOT_STATED
     known = known_of(file.card.get("datasets", ()), trained_on)
     read_as = f" {layout} {tensorflow} {heads}" if tensorflow or heads else ""

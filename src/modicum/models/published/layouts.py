@@ -182,9 +182,9 @@ def network_of(
         if f"{layout.stem[0]}.weight" in state and f"{layout.stem[1]}.running_var" in state:
             if isinstance(layout, Inverted) and tensorflow:
                 layout = Inverted(**{**vars(layout), "epsilon": TENSORFLOW, "same": True})
-            known = Noted(state)
-            made = _made(layout.name, partial(layout.network, known))
-            if left := known.left():
+            noted = Noted(state)
+            made = _made(layout.name, partial(layout.network, noted))
+            if left := noted.left():
                 raise UserError(f"these weights look like {layout.name}, which has no {', '.join(left[:3])}")
             return made, layout.name
     if vision_transformers.is_one(renamed := vision_transformers.renamed(state)):

@@ -118,7 +118,7 @@ def settings(path: Path) -> Mapping[str, Any]:
 
 
 def card_of(folder: Path) -> Mapping[str, tuple[str, ...]]:
-    """Entries of the head of a folder's model card. What is nested, or written over several lines, counts as items."""
+    """Entries of the head of a folder's model card; what is nested, or over several lines, counts as items."""
     try:
         text = (folder / "README.md").read_text("utf-8-sig", errors="replace")
     except OSError:
