@@ -236,10 +236,10 @@ class ClientLevel:
         return replace(self, correlated=noise)
 
     def collect(self, state: RoundState) -> Collector:
-        return common.Individually(state) if self.individuals else Sum(self.view, state, self.correlated)
+        return common.Individually(state) if self.individuals else CohortSum(self.view, state, self.correlated)
 
 
-class Sum:
+class CohortSum:
     """Adds up shares, or a trusted server's sealed messages, one after another; absentees count as zero (R7)."""
 
     def __init__(self, view: View, state: RoundState, correlated: Correlated | None = None) -> None:
