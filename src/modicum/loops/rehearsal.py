@@ -44,12 +44,15 @@ class Rehearsal:
     def batches(self) -> Iterator[Batch]:
         """The first is for the books, the second is what later ones are compared with; in the last every second
         row is nobody's, since a loss may not depend on how many were drawn."""
-        everybody = torch.ones_like(self._kept)
-        yield Batch(*self._first, everybody)
-        yield Batch(*self._first, everybody)
-        yield Batch(*tree_map(self._every_second, self._first, self._other), everybody)
-        blank = tree_map(torch.zeros_like, self._first)
-        yield Batch(*tree_map(self._every_second, self._first, blank), self._kept)
+        everybody, blank = torch.ones_like(self._kept), tree_map(torch.zeros_like, self._first)
+        for other, present in (
+            (self._first, everybody),
+            (self._first, everybody),
+            (self._other, everybody),
+            (blank, self._kept),
+        ):
+            x, targets = tree_map(self._every_second, self._first, other)
+            yield Batch(x, targets, present)
 
     def _every_second(self, mine: Tensor, other: Tensor) -> Tensor:
         return torch.where(self._kept.to(mine.device).view(-1, *(1,) * (mine.dim() - 1)), mine, other)
