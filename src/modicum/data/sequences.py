@@ -123,6 +123,6 @@ def split_item(item: Any, label: str) -> tuple[Any, Any]:
         return item[0], item[1]
     if pair and len(item) > 2 and any(np.ndim(part) for part in item):
         raise UserError(
-            f"items of a dataset have {len(item)} parts: use (record, label), with several arrays by name in a record"
+            f"items of a dataset have {len(item)} parts: use (record, label), several arrays of a record by name"
         )
     return (item[0], None) if pair and len(item) == 1 else (item, None)

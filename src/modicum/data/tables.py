@@ -245,7 +245,7 @@ def _check_form(rows: Rows, names: Sequence[str], path: object) -> None:
     long = next((i for i, row in enumerate(rows) if None in row), None)
     if long is not None:
         raise UserError(
-            f"{path}, row {long + 2} has more cells than the header's {len(names)}: put quotes round cells with commas"
+            f"{path}, row {long + 2} has more cells than the header's {len(names)}: cells with commas need quotes"
         )
 
 
