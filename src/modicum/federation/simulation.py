@@ -133,7 +133,9 @@ class Simulation:
     def rounds(self) -> Iterator[RoundRecord]:
         """Run what is left, round by round; noise that nobody needs any more cannot be drawn again afterwards."""
         while not self._rounds.server.finished:
-            yield self.step()
+            done = self._rounds.play()
+            self._note()
+            yield done
         self.end()
 
     def end(self) -> None:
@@ -145,9 +147,12 @@ class Simulation:
     def step(self) -> RoundRecord:
         """One round."""
         done = self._rounds.play()
+        self._note()
+        return done
+
+    def _note(self) -> None:
         if self._place is not None:
             self._place.note(self.ledger.head())
-        return done
 
     def _only_place(self, begun: bool) -> OnePlace:
         place = OnePlace(self._key, begun=begun)
