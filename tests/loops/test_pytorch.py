@@ -34,6 +34,7 @@ from modicum.mechanisms.record_local import GRADIENT
 from modicum.privacy.factors import IDENTITY
 from modicum.privacy.ledger import Ledger
 from modicum.privacy.noise import NoiseKey, SimulatedNoise
+from modicum.privacy.noise.one_place import OnePlace
 from modicum.privacy.verify import verify
 
 N, WIDTH, CLASSES = 120, 6, 3
@@ -149,7 +150,7 @@ def test_a_cut_loop_resumes_to_the_same_bits_and_pays_once(
         play(prepared(tmp_path), until=cut)
     (tmp_path / "copy").mkdir()
     shutil.copytree(tmp_path / "run", tmp_path / "copy" / "run")
-    monkeypatch.setattr(pytorch, "refuse_copy", lambda *_, **__: None)
+    monkeypatch.setattr(pytorch, "OnePlace", lambda *_, **__: None)
     results = []
     for folder in (tmp_path, tmp_path / "copy"):
         private = prepared(folder, resume=True)
@@ -579,6 +580,39 @@ def test_a_copied_folder_is_not_continued_beside_its_original(tmp_path: Path) ->
     assert play(prepared(tmp_path, folder=tmp_path / "moved", resume=True)) == 10 - 5
 
 
+@pytest.mark.parametrize("noted", [True, False], ids=["noted", "negative control"])
+@pytest.mark.parametrize("way", ["written over", "changed files alone", "after the end"])
+def test_an_older_state_that_was_put_back_is_refused(
+    tmp_path: Path, way: str, noted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With another rate the steps after it would have other gradients under the noise that was seen already."""
+    if not noted:
+        monkeypatch.setattr(OnePlace, "note", lambda *_: None)
+    run, backup = tmp_path / "run", tmp_path / "elsewhere" / "backup"
+    with pytest.raises(KeyboardInterrupt):
+        play(prepared(tmp_path), until=3)
+    shutil.copytree(run, backup)
+    if way == "after the end":
+        play(prepared(tmp_path, resume=True))
+        (run / "certificate.json").unlink()
+        number = str((backup / "noise.key").stat().st_ino)  # as the freed one may be given out again
+        (backup / "noise.home").write_text(number)
+        shutil.rmtree(run)
+        backup.rename(run)
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            play(prepared(tmp_path, resume=True), until=7)
+        for path in [p for p in backup.rglob("*") if p.is_file()]:
+            own = run / path.relative_to(backup)
+            if way == "written over" or own.read_bytes() != path.read_bytes():
+                own.write_bytes(path.read_bytes())
+    if not noted:
+        play(prepared(tmp_path, resume=True))
+        return
+    with pytest.raises(UserError, match="put back from a backup"):
+        prepared(tmp_path, resume=True)
+
+
 def test_an_old_checkpoint_that_is_put_back_releases_nothing_new(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         play(prepared(tmp_path, epochs=3), until=6)
@@ -693,7 +727,7 @@ def test_a_cut_loop_has_the_same_correlated_rows(
         play(mixed(tmp_path, physical_batch=physical), until=cut)
     (tmp_path / "copy").mkdir()
     shutil.copytree(tmp_path / "run", tmp_path / "copy" / "run")
-    monkeypatch.setattr(pytorch, "refuse_copy", lambda *_, **__: None)
+    monkeypatch.setattr(pytorch, "OnePlace", lambda *_, **__: None)
     results = []
     for folder in (tmp_path, tmp_path / "copy"):
         private = mixed(folder, physical_batch=physical, resume=True)

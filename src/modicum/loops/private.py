@@ -313,6 +313,7 @@ class Private:
             certificate = Certificate.from_ledger(self.ledger)
             certificate.write(self._files.certificate)
             self._write_model()
+            self._keeping.end()
             destroy_key(self._files.noise_key)
             self._certificate = certificate
             self.close()

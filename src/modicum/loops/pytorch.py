@@ -20,7 +20,7 @@ from modicum.core.layout import Layout
 from modicum.errors import UserError, counted
 from modicum.federation.run_folder import RunFolder
 from modicum.federation.settings import Noise
-from modicum.loops.keeping import Keeping, refuse_copy
+from modicum.loops.keeping import Keeping
 from modicum.loops.private import Private
 from modicum.loops.records import records_of
 from modicum.loops.steps import PARTY, OwnSteps, PlannedSteps
@@ -29,6 +29,7 @@ from modicum.privacy.accounting.filters import plan_guarantee
 from modicum.privacy.checks import positive, whole
 from modicum.privacy.noise import NoiseSource, SimulatedNoise
 from modicum.privacy.noise.keyed import ReplayableNoise, open_key
+from modicum.privacy.noise.one_place import OnePlace
 from modicum.privacy.noise.schedule import Schedule
 from modicum.privacy.spec import LARGEST_BUDGET, Adjacency
 
@@ -132,10 +133,11 @@ def privately(
     files.make(fresh=not resume)
     if files.certificate.exists():
         raise UserError(f"the run in {folder} has ended: for more steps begin a new one, at its own price")
-    keeping = Keeping(files, model, optimiser, also)
+    source, place = _source(files, seed)
+    keeping = Keeping(files, model, optimiser, also, place)
     steps = PlannedSteps(mechanism, facts, max_grad_norm, physical_batch)
     identity = _identity(model, mechanism, facts, max_grad_norm, physical_batch, seed)
-    return Private(model, optimiser, records, steps, _source(files, seed), files, keeping, identity)
+    return Private(model, optimiser, records, steps, source, files, keeping, identity)
 
 
 def _check_parts(noise: object, clip: object, also: object) -> None:
@@ -164,13 +166,12 @@ def _momentum(optimiser: Optimizer) -> float:
     return found.pop() if len(found) == 1 else 0.0
 
 
-def _source(files: RunFolder, seed: int | None) -> NoiseSource:
+def _source(files: RunFolder, seed: int | None) -> tuple[NoiseSource, OnePlace | None]:
     if seed is not None:
-        return SimulatedNoise(seed)
+        return SimulatedNoise(seed), None
     begun = files.ledger.exists()
     noise = ReplayableNoise(open_key(files.noise_key, begun=begun))
-    refuse_copy(files.noise_key, begun=begun)
-    return noise
+    return noise, OnePlace(files.noise_key, begun=begun)
 
 
 def _shapes(model: nn.Module, kind: Kind) -> FixedShapes:
