@@ -193,6 +193,8 @@ class Experiment:
     def __post_init__(self) -> None:
         if not callable(getattr(self.method, "build", None)) or isinstance(self.method, type):
             raise UserError(f"a method is settings, such as mo.methods.DpSgd(lr=4), got {self.method!r}")
+        if not isinstance(self.model, str | nn.Module):
+            raise UserError(f"a model is a name or a module, such as nn.Linear(6, 2), got {self.model!r}")
         if not all(isinstance(metric, Metric) for metric in self.metrics):
             raise UserError(f'metrics are a tuple of mo.Metric("accuracy", 5, 20.0), got {self.metrics!r}')
         if self.rounds < 1 or self.evaluate_every < 1:
@@ -220,8 +222,9 @@ class Experiment:
         for metric in self.metrics:
             if metric.name not in self.task.shares:
                 known = ", ".join(self.task.shares) or "no metric"
+                why = "is no sum over records" if metric.name in self.task.metrics else "is unknown"
                 raise UserError(
-                    f"unknown metric {metric.name!r}: for {self.task.name} clients can release {known}"
+                    f"the metric {metric.name!r} {why}: for {self.task.name} clients can release {known}"
                 )
         if self.hot_start and not offer_of(data).public_labels:
             raise UserError(

@@ -169,7 +169,7 @@ class Private:
             with own_weights(self.model, torch.Generator().manual_seed(0)):
                 self._rehearsal = rehearsal
                 self._pass = self._open(len(batch), Random(0).randbytes, probe=number == 0)
-                yield self._given(batch, torch.ones(len(batch), dtype=torch.bool), rehearsal=True)
+                yield self._given(batch, rehearsal=True)
                 self._refuse_unused()
                 self._rehearsal = None
         self._written = fingerprint(self.model)
@@ -184,20 +184,20 @@ class Private:
             for i, numbers in enumerate(step.batches):
                 batch = laid_out(self._records, numbers)
                 self._pass = self._open(len(batch), part.bits(step.number, i))
-                assert batch.present is not None
                 step.present = batch.present
-                yield self._given(batch, batch.present)
+                yield self._given(batch)
                 self._refuse_unused()
         self._end_part(part)
 
     def _open(self, rows: int, bits: Bits, *, probe: bool = False) -> OpenPass:
         return OpenPass(self.model, self._parts, rows, bits, self._looking, anchor=self._anchor, probe=probe)
 
-    def _given(self, batch: Batch, present: Tensor, *, rehearsal: bool = False) -> OwnBatch:
+    def _given(self, batch: Batch, *, rehearsal: bool = False) -> OwnBatch:
+        assert batch.present is not None
         device = next(self.model.parameters()).device
         x = each(lambda t: t.to(device), batch.x)
         y = batch.targets[LABEL].to(device) if LABEL in batch.targets else None
-        return OwnBatch(x, y, present, rehearsal)
+        return OwnBatch(x, y, batch.present, rehearsal)
 
     def _refuse_unused(self) -> None:
         if self._pass is not None:
@@ -313,6 +313,7 @@ class Private:
             certificate = Certificate.from_ledger(self.ledger)
             certificate.write(self._files.certificate)
             self._write_model()
+            self._keeping.end()
             destroy_key(self._files.noise_key)
             self._certificate = certificate
             self.close()
