@@ -37,7 +37,7 @@ from modicum.models.published.packages import NOT_STATED, SCATTERING, Recipe
 from modicum.models.published.weights import card_of
 from modicum.models.views import VIEWS, seen
 
-CHUNK = 20_000  # records of a cache file
+CHUNK = 5_000  # records of a cache file: a minute of one processor, so that little is lost when it is ended
 COLOURS = 3
 LONG = 4_000  # images from which on a bar is shown
 SHOWN = 4  # of the datasets that a network was trained on: sentence encoders name dozens
@@ -181,6 +181,8 @@ def _one(name: str, shape: tuple[int, ...], trained_on: tuple[str, ...]) -> Extr
         return from_scattering(shape[0], shape[-1], int(number or 8))
     if name.endswith(".npz"):
         return from_backbone(name, trained_on)
+    if plain.endswith(".npz"):
+        raise UserError(f"{plain} taps the stages that it was trained with: write its name alone")
     taps = int(number) if number.isdecimal() else 1
     return from_published(published(plain if number.isdecimal() else name, trained_on), taps)
 
