@@ -88,8 +88,8 @@ class Extractor:
         for origin in self.origins:
             if not origin.trained_on:
                 raise UserError(
-                    f"nothing says what {origin.name} was trained on, so nobody knows for which records it is "
-                    'public: set trained_on, e.g. trained_on = ["imagenet-1k"]'
+                    f"it is not known what {origin.name} was trained on, hence for which records it is public: "
+                    'set trained_on, e.g. trained_on = ["imagenet-1k"]'
                 )
             check_public(origin.name, origin.trained_on, task)
 
