@@ -330,6 +330,17 @@ def test_features_see_the_image(folder: Path) -> None:
     assert np.abs(one - other).max() > 1e-3
 
 
+@pytest.mark.parametrize("platform", ["linux", "darwin", "win32"])
+def test_features_are_the_same_however_memory_is_kept(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, platform: str
+) -> None:
+    made = extractor(folder, (3, 16, 16))
+    with torch.no_grad():
+        wanted = made.model(torch.from_numpy(colour(4).scaled()))
+    monkeypatch.setattr("modicum.models.features.sys.platform", platform)
+    assert np.allclose(compute(made, colour(4)), wanted.numpy(), atol=1e-5)
+
+
 def test_views_are_averaged_and_networks_joined(folder: Path) -> None:
     data = colour(4)
     mirrored = Arrays(np.ascontiguousarray(data.x[..., ::-1]), data.y)
