@@ -8,14 +8,17 @@ A cache file is named by the content of the extractor and of the images, so that
 from __future__ import annotations
 
 import argparse
+import ctypes
 import hashlib
 import inspect
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,10 +39,11 @@ from modicum.models.published.packages import NOT_STATED, SCATTERING, Recipe
 from modicum.models.published.weights import card_of
 from modicum.models.views import VIEWS, seen
 
-CHUNK = 20_000  # records of a cache file
+CHUNK = 5_000  # records of a cache file: a minute of one processor, so that little is lost when it is ended
 COLOURS = 3
 LONG = 4_000  # images from which on a bar is shown
 SHOWN = 4  # of the datasets that a network was trained on: sentence encoders name dozens
+TRIM_THRESHOLD, MMAP_MAX = -1, -4  # of glibc's mallopt
 Count = Callable[[int], None]
 
 
@@ -84,8 +88,8 @@ class Extractor:
         for origin in self.origins:
             if not origin.trained_on:
                 raise UserError(
-                    f"nothing says what {origin.name} was trained on, so nobody knows for which records it is "
-                    'public: set trained_on, e.g. trained_on = ["imagenet-1k"]'
+                    f"it is not known what {origin.name} was trained on, hence for which records it is public: "
+                    'set trained_on, e.g. trained_on = ["imagenet-1k"]'
                 )
             check_public(origin.name, origin.trained_on, task)
 
@@ -151,7 +155,7 @@ def extractor(
     Raises:
         UserError: Where a package is missing, a file is no network that is known, or images do not fit.
     """
-    if not 1 <= views <= len(VIEWS):
+    if type(views) is not int or not 1 <= views <= len(VIEWS):
         raise UserError(f"views is a whole number from 1 to {len(VIEWS)}, got {views}")
     listed = [names] if isinstance(names, str | Path) else list(names)
     if not listed:
@@ -180,6 +184,8 @@ def _one(name: str, shape: tuple[int, ...], trained_on: tuple[str, ...]) -> Extr
         return from_scattering(shape[0], shape[-1], int(number or 8))
     if name.endswith(".npz"):
         return from_backbone(name, trained_on)
+    if plain.endswith(".npz"):
+        raise UserError(f"{plain} taps the stages that it was trained with: write its name alone")
     taps = int(number) if number.isdecimal() else 1
     return from_published(published(plain if number.isdecimal() else name, trained_on), taps)
 
@@ -190,7 +196,7 @@ def from_published(found: Published, taps: int = 1) -> Extractor:
     if not 1 <= taps <= len(widths):
         raise UserError(f"{found.name} has {len(widths)} stages: the last {taps} of them cannot be taken")
     code = Path(inspect.getfile(type(found.network))).read_bytes() + inspect.getsource(Shown).encode()
-    decided = f"{found.sha256} {found.recipe} {taps}".encode()
+    decided = f"{found.sha256} {found.recipe} {taps}{found.read_as}".encode()
     return Extractor(
         f"{found.name}-{_digest(decided + code)}",
         Shown(found.network, found.recipe, taps),
@@ -258,9 +264,7 @@ def featured(
             f"{extractor.name} takes images of {wanted} channels, those of {dataset.name} have "
             f"{dataset.train.shape[0]}: choose a backbone that was trained on such images"
         )
-    folder = None if cache is None else Path(cache)
-    if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
+    folder = None if cache is None else _writable(Path(cache))
     where = device or ("cuda" if torch.cuda.is_available() else "cpu")
     parts = {}
     with _counting(f"features of {dataset.name}", len(dataset.train) + len(dataset.test)) as count:
@@ -271,6 +275,19 @@ def featured(
             ]
             parts[split] = Arrays(np.concatenate(pieces), arrays.y) if pieces else arrays
     return replace(dataset, train=parts["train"], test=parts["test"], made_by=extractor.made_by)
+
+
+def _writable(folder: Path) -> Path:
+    """Made, and tried before minutes are spent."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except OSError as error:
+        said = error.strerror or error
+        raise UserError(
+            f"features cannot be kept in {folder} ({said}): choose another data folder (MODICUM_DATA, --data-dir)"
+        ) from None
 
 
 def _check_texts(extractor: Extractor, dataset: Dataset) -> None:
@@ -350,13 +367,30 @@ def compute(
     """Features in the order of the records."""
     model, out = extractor.model.to(device).eval(), []
     batch = extractor.batch if device == "cpu" else 500
-    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False), _memory_kept():
         for i in range(0, len(arrays), batch):
             part = arrays.take(slice(i, i + batch))
             x = each(lambda leaf: _images(leaf.to(device)), part.tensors())
             out.append(model(x).float().cpu().numpy())
             count(len(part))
     return np.concatenate(out)
+
+
+@contextmanager
+def _memory_kept() -> Iterator[None]:
+    """Large arrays of one batch serve the next: glibc gives them back each time, which takes half of all time."""
+    libc: Any = ctypes.CDLL(None) if sys.platform == "linux" else None
+    if not hasattr(libc, "mallopt") or not hasattr(libc, "malloc_trim"):
+        yield
+        return
+    for setting, value in ((MMAP_MAX, 0), (TRIM_THRESHOLD, 2**31 - 1)):
+        libc.mallopt(setting, value)
+    try:
+        yield
+    finally:
+        for setting, value in ((MMAP_MAX, 1 << 16), (TRIM_THRESHOLD, 1 << 17)):  # as they were
+            libc.mallopt(setting, value)
+        libc.malloc_trim(0)
 
 
 def _images(x: Tensor) -> Tensor:
