@@ -490,12 +490,12 @@ def test_a_package_is_named_and_its_file_pinned(tmp_path: Path, monkeypatch: pyt
 
 def test_a_file_that_nobody_vouches_for_is_refused(folder: Path) -> None:
     (folder / "README.md").unlink()
-    with pytest.raises(UserError, match=r"nothing says what net was trained on"):
+    with pytest.raises(UserError, match=r"not known what net was trained on"):
         extractor(folder, (3, 16, 16)).check("cifar-10")
     extractor(folder, (3, 16, 16), trained_on=("imagenet-1k",)).check("cifar-10")
     torch.manual_seed(0)
     save_backbone(Backbone(BackboneShape(3, (4, 8), 1, 2)), folder / "own.npz", {})
-    with pytest.raises(UserError, match="nothing says what own was trained on"):
+    with pytest.raises(UserError, match="not known what own was trained on"):
         extractor(folder / "own.npz", (3, 16, 16)).check("cifar-10")
 
 
