@@ -16,12 +16,12 @@ from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
 
-from modicum.deploy.flower import parcel, pulling
+from modicum.deploy.flower import grid, parcel, pulling
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, seconds in {"STALL": 0.6, "LOOK": 0.2, "WAIT": 0.01}.items():
+    for name, seconds in {"STALL": 0.6, "WAIT": 0.01}.items():
         monkeypatch.setattr(pulling, name, seconds)
     for name, number in {"_task_id": 9, "_run_id": 8, "_node_id": 7}.items():  # as in a running ServerApp
         monkeypatch.setattr(TaskIdentity, name, number)
@@ -44,10 +44,13 @@ class Link:
         self.pieces = {name: found for _, pieces in made.values() for name, found in pieces.items()}
         self.missing = {made[text][0].object_id for text, there in messages.items() if not there}
         self.confirmed: list[str] = []
+        self.asked: list[list[str]] = []
 
-    def PullMessages(self, _: Any) -> Any:  # noqa: N802
+    def PullMessages(self, request: Any) -> Any:  # noqa: N802
+        self.asked.append(sorted(request.message_ids))
         trees, self.trees = self.trees, []
-        protos = [SimpleNamespace(metadata=SimpleNamespace(message_id=tree.object_id)) for tree in trees]
+        about = [{"message_id": t.object_id, "reply_to_message_id": f"{i + 1}"} for i, t in enumerate(trees)]
+        protos = [SimpleNamespace(metadata=SimpleNamespace(**one)) for one in about]
         return SimpleNamespace(messages_list=protos, message_object_trees=trees)
 
     def PullObject(self, asked: Any) -> PullObjectResponse:  # noqa: N802
@@ -59,8 +62,8 @@ class Link:
         self.confirmed.append(asked.message_object_id)
 
 
-def grid_at(link: Link) -> pulling.Grid:
-    made = pulling.Grid("127.0.0.1:1", insecure=True, token="t")
+def grid_at(link: Link) -> grid.Grid:
+    made = grid.Grid("127.0.0.1:1", insecure=True, token="t")
     made._client, made._run = link, SimpleNamespace(run_id=8)  # type: ignore[assignment]
     return made
 
@@ -71,13 +74,15 @@ def texts(found: Any) -> list[str]:
 
 def test_one_that_does_not_come_holds_up_no_other() -> None:
     link = Link(late=False, there=True)
-    grid = grid_at(link)
-    assert texts(grid.pull_messages(["1", "2"])) == ["there"]
+    made = grid_at(link)
+    assert texts(made.pull_messages(["1", "2", "3"])) == ["there"]
     late = set(link.missing)
     link.missing.clear()
     time.sleep(0.1)
-    assert texts(grid.pull_messages(["1"])) == ["late"]
+    assert texts(made.pull_messages(["1", "3"])) == ["late"]
     assert late < set(link.confirmed)
+    assert made.pull_messages(["1"]) == []
+    assert link.asked == [["1", "2", "3"], ["3"]]  # one that was handed out would be an error the second time
 
 
 def waits(pull: Callable[[list[str]], Any]) -> bool:
@@ -92,8 +97,8 @@ def test_negative_control_flower_waits_for_the_first() -> None:
     link = Link(late=False, there=True)
     assert not waits(grid_at(link).pull_messages)
     link = Link(late=False, there=True)
-    grid = grid_at(link)
-    assert waits(lambda ids: HttpGrid.pull_messages(grid, ids))
+    made = grid_at(link)
+    assert waits(lambda ids: HttpGrid.pull_messages(made, ids))
     link.missing.clear()  # lets go of the thread
 
 

@@ -23,7 +23,7 @@ def main(address: str, ca: str, project: str, token: str) -> int:
     from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
     from flwr.supercore.task_identity import TaskIdentity
 
-    from modicum.deploy.flower.pulling import Grid
+    from modicum.deploy.flower.grid import Grid
 
     grid = Grid(address, insecure=False, root_certificates=Path(ca).read_bytes(), token=token)
     client = grid._runtime_client
