@@ -84,6 +84,10 @@ def test_options() -> None:
         (lambda: check_model(nn.Linear(4, 3), (4,), 2), "give the last layer 2 outputs"),
         (lambda: check_model(nn.Linear(4, 3), (5,), 3), "does not take inputs of shape (5,)"),
         (lambda: check_model(nn.LSTM(4, 3), (2, 4), 3), "must return one tensor"),
+        (lambda: check_model(nn.Linear(2, 3).requires_grad_(False)), "thaw some"),
+        (lambda: check_model(nn.Linear(2, 3).bfloat16()), "call .float()"),
+        (lambda: check_model(nn.LazyLinear(3)), "has no numbers yet"),
+        (lambda: check_model(nn.Linear(2, 3, device="meta")), "has no numbers yet"),
     ],
 )
 def test_bad_input_is_one_clear_line(call, says: str) -> None:
