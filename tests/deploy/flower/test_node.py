@@ -170,13 +170,16 @@ def test_after_a_cut_connection_the_node_is_the_same(tmp_path: Path, monkeypatch
     refused = httpx.HTTPStatusError(
         "gone", request=httpx.Request("POST", "https://a"), response=httpx.Response(401)
     )
-    activated: list[object] = []
+    activated, left = list[object](), list[int]()
     with hostile(tmp_path, answer(b"")) as (made, _):
+        made.client = SimpleNamespace(DeactivateNode=lambda asked: left.append(asked.node_id))
 
         def carry_on(_: object) -> None:
             raise lost.pop(0) if lost else KeyboardInterrupt
 
-        monkeypatch.setattr(made, "_activated", lambda: activated.append(object()) or activated[-1])
+        monkeypatch.setattr(
+            made, "_activated", lambda: activated.append(SimpleNamespace(node_id=7)) or activated[-1]
+        )
         monkeypatch.setattr(made, "_carry_on", carry_on)
         monkeypatch.setattr(node.time, "sleep", lambda _: None)
         with pytest.raises(KeyboardInterrupt):
@@ -186,6 +189,7 @@ def test_after_a_cut_connection_the_node_is_the_same(tmp_path: Path, monkeypatch
         with pytest.raises(KeyboardInterrupt):
             made.serve()
         assert len(activated) == 3  # a server that knows it no more is asked again
+    assert left == [7, 7]  # who is stopped takes its leave, and may come back at once
 
 
 def test_an_error_that_nests_without_end_is_one_line() -> None:

@@ -10,6 +10,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -75,17 +76,23 @@ class Node:
     def serve(self) -> None:
         """Until a signal ends it: wait for the server, then carry, and wait again when the server is gone."""
         import httpx
+        from flwr.proto.fleet_pb2 import DeactivateNodeRequest
 
         node = None
-        while True:
-            node = node or self._activated()
-            try:
-                self._carry_on(node)
-            except Exception as error:  # a hostile server provokes any
-                self._say(f"lost {self.server} ({why(error)}): waiting for it")
-                if not isinstance(error, httpx.TransportError):
-                    node = None  # else this one goes on: for a minute the server would activate no other
-                time.sleep(AGAIN)
+        try:
+            while True:
+                node = node or self._activated()
+                try:
+                    self._carry_on(node)
+                except Exception as error:  # a hostile server provokes any
+                    self._say(f"lost {self.server} ({why(error)}): waiting for it")
+                    if not isinstance(error, httpx.TransportError):
+                        node = None  # else this one goes on: for a minute the server would activate no other
+                    time.sleep(AGAIN)
+        finally:  # else it would be taken for connected still
+            if node is not None:
+                with suppress(Exception):
+                    self.client.DeactivateNode(DeactivateNodeRequest(node_id=node.node_id))
 
     def _say(self, text: str) -> None:
         """Once: waiting for an hour is one line, not a thousand."""
