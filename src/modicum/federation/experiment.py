@@ -49,7 +49,7 @@ from modicum.models.named import build_named, is_shipped
 from modicum.privacy.factors import FactorKind
 from modicum.privacy.spec import PrivacySpec, SecureAggregation, Unit
 from modicum.privacy.views import Variant
-from modicum.public.features import behind, stand_on
+from modicum.public.features import behind, check_features, stand_on
 from modicum.public.hot_start import hot_start, public_start
 from modicum.tasks import CLASSIFICATION, Task
 from modicum.training.compressed import from_options
@@ -133,6 +133,7 @@ class Federation:
         from modicum.data import federate, load
         from modicum.data.fetch import data_folder
 
+        check_features(features, features_from is not None, proxy is not False)
         named = load(proxy, data_dir) if isinstance(proxy, str) else proxy
         other = None if features_from is None else load(features_from, data_dir)
         cache = data_folder(data_dir) / "features"

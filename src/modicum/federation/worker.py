@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from modicum.compute.client_batched.choose import choose
 from modicum.compute.client_batched.fused import FusedBackend
 from modicum.core.clips import Flat
+from modicum.core.memory import keep_pages
 from modicum.core.messages import Message
 from modicum.core.own_rows import OwnRows
 from modicum.core.parts import Backend, Batch, ClientKit, Job, Method, State
@@ -140,6 +141,8 @@ class Bench:
         self.workshop, self.device = workshop, torch.device(seat.device)
         if self.device.type == "cuda":
             torch.cuda.set_per_process_memory_fraction(seat.share, self.device)
+        else:
+            keep_pages()
         model = workshop.model.to(self.device)
         several = isinstance(workshop.records.x, Mapping)
         backend: Backend = choose(model, self.device, several=several).backend

@@ -49,6 +49,18 @@ CATALOGUE: dict[str, ModelEntry] = {
             "cnn8", "six 3×3 convolutions and two linear layers, the EMNIST network of ACDP-pFSD", "cnn", "cnn8"
         ),
         ModelEntry(
+            "lenet-contrast",
+            "LeNet-5 on normalised contrast, rectified by |x|: trains from nothing under much noise",
+            "contrast",
+            "lenet_contrast",
+        ),
+        ModelEntry(
+            "cnn-contrast",
+            "two convolutions of 32 and 64 channels of the same kind, for colour images",
+            "contrast",
+            "cnn_contrast",
+        ),
+        ModelEntry(
             "resnet18", "ResNet-18 for 32×32 images with GroupNorm (option: dropout)", "resnet", "resnet18"
         ),
         ModelEntry(
