@@ -70,7 +70,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=OUT)
     given = parser.parse_args(arguments)
     lines = given.out.read_text(encoding="utf-8").splitlines() if given.out.is_file() else []
-    known = {(r["division"], r["row"], r["seed"]) for r in map(json.loads, lines)}
+    stored = [r for r in map(json.loads, lines) if len(r["accuracy"]) * EVERY >= given.until // EVERY * EVERY]
+    known = {(r["division"], r["row"], r["seed"]) for r in stored}
     for name in given.only:
         division, row = name.split("/")
         if (division, row, given.seed) not in known:
