@@ -7,8 +7,8 @@ Each size is a process of its own: dp-fedavg with an mlp on made-up records of M
 `mo.train`, so that the ledger, the certificate and the report are counted in. Up to 10,000 clients share 60,000
 records and all take part in each of 5 rounds; of more, with 6 records each, 1,000 take part in each of 20 rounds.
 With `--secret`, one size is played as a trusted server's secret cohort of 1,000 in the mean. The wall clock counts
-from the start of Python to the end of the run, imports included; processor time and memory are those of this
-process and its workers together. Quiet cores only: `wall` says nothing on a machine that others use.
+from the start of Python to the end of the run, imports included, and says nothing on a machine that others use.
+Processor time is that of the process and its workers; memory is the process's own, the shared records included.
 """
 
 from __future__ import annotations
