@@ -25,7 +25,7 @@ from modicum.data import Arrays, Dataset, federate, from_torch
 from modicum.deploy.silo.terms import agreed_parts
 from modicum.errors import UserError
 from modicum.federation import evaluation
-from modicum.federation.experiment import Experiment
+from modicum.federation.experiment import Experiment, make_model
 from modicum.federation.identity import run_id
 from modicum.models.adapter import adapted
 from modicum.models.features import compute, extractor, featured
@@ -144,6 +144,23 @@ def test_a_network_of_images_has_no_padding(transformers: Any, tmp_path: Path) -
     model = build_named(f"hf:{tmp_path}", Field((3, 8, 8)), 5, 0, {})
     assert model.fresh_layers == ("classifier",)
     assert model(torch.rand(2, 3, 8, 8)).logits.shape == (2, 5)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("head", ["classes", "mean"])
+def test_a_model_that_saw_the_private_records_is_refused(bert: Path, tmp_path: Path, head: str) -> None:
+    """Its weights tell of them already, before any noise."""
+    folder = Path(shutil.copytree(bert, tmp_path / "tuned"))
+    card = "---\ndatasets:\n- someone/{}\n---\n"
+    data = mo.Federation(offices(), (8.0, 8.0))
+    wanted = Experiment(
+        federation=data, method=mo.methods.DpSgd(), model=f"hf:{folder}", model_options={"head": head}
+    )
+    (folder / "README.md").write_text(card.format("others"))
+    make_model(wanted)
+    (folder / "README.md").write_text(card.format(data.data.dataset))
+    with pytest.raises(UserError, match="shares records"):
+        make_model(wanted)
 
 
 def test_parties_agree_on_its_content_wherever_it_lies(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from modicum.models.published.catalogue import published
 from modicum.models.published.layouts import network_of
 from modicum.models.published.networks import STRIDES
 from modicum.models.published.packages import CATALOGUE, digest_of, is_name
-from modicum.models.published.weights import State, weight_file
+from modicum.models.published.weights import State, card_of, weight_file
 
 WIDTHS = (6, 8, 10, 12, 14, 16, 20)
 Norm = Callable[[str], str]
@@ -393,6 +393,79 @@ def test_files_that_are_no_known_network_are_refused(tmp_path: Path, folder: Pat
         weight_file(folder)
 
 
+@pytest.mark.parametrize(
+    ("kind", "more", "said"),
+    [
+        ("timm", "blocks.1.0.se.conv_reduce.weight", "which has no blocks"),  # an EfficientNet that is no Lite
+        ("resnet", "layer2.0.downsample.2.weight", "which has no layer2"),
+        ("timm", "classifier.weight", None),
+        ("resnet", "fc.bias", None),
+    ],
+)
+def test_a_network_with_other_layers_besides_is_of_another_kind(
+    tmp_path: Path, kind: str, more: str, said: str | None
+) -> None:
+    """Its like without them would make features that mean nothing."""
+    state = (inverted("timm") if kind == "timm" else residual("torchvision", deep=True))[0]
+    torch.save({**state, more: torch.zeros(2)}, tmp_path / "net.pth")
+    (tmp_path / "config.json").write_text('{"pretrained_cfg": {"input_size": [3, 32, 32]}}')
+    if said is None:
+        assert published(str(tmp_path / "net.pth")).recipe.size == 32
+        return
+    with pytest.raises(UserError, match=said):
+        published(str(tmp_path / "net.pth"))
+
+
+def test_groups_of_channels_are_those_of_the_filters() -> None:
+    state = residual("torchvision", deep=True)[0]
+    name = "layer1.0.conv2.weight"
+    grouped = state[name][:, :2].clone()
+    whole = torch.zeros_like(state[name])
+    whole[:2, :2], whole[2:, 2:] = grouped[:2], grouped[2:]  # the same as two groups
+    x = torch.rand(2, 3, 32, 32)
+    one, other = (network_of({**state, name: w})[0](x) for w in (grouped, whole))
+    assert torch.allclose(one, other, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ('{"pretrained_cfg": {"input_size": [3, 0, 0]}}', "images of 0 pixels"),
+        ('{"pretrained_cfg": {"input_size": [3, 1000000, 1000000]}}', "images of 1000000 pixels"),
+        ('{"pretrained_cfg": {"input_size": [3, Infinity, 1]}}', None),
+        ("[" * 100_000, "cannot read"),
+        ('{"architecture": "mnasnet_100"}', "is mnasnet_100"),
+    ],
+)
+def test_a_config_that_says_what_cannot_be_is_refused(tmp_path: Path, config: str, said: str | None) -> None:
+    save_file(inverted("timm")[0], tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(config)
+    if said is None:
+        assert published(str(tmp_path)).recipe.size == 1
+        return
+    with pytest.raises(UserError, match=said):
+        published(str(tmp_path))
+
+
+def test_what_a_config_changes_is_no_feature_of_before(folder: Path) -> None:
+    """The same arrays read as TensorFlow pads are another network: kept features are not mixed up."""
+    save_file(inverted("timm")[0], folder / "model.safetensors")
+    plain = json.loads((folder / "config.json").read_text())
+    made = []
+    for said in (plain, {**plain, "architecture": "tf_efficientnet_lite0"}):
+        (folder / "config.json").write_text(json.dumps(said))
+        made.append(extractor(folder, (3, 16, 16)))
+    one, other = (featured(Dataset("toy", colour(4), colour(2), 3), m, folder / "kept").train.x for m in made)
+    assert np.abs(one - other).max() > 1e-3
+    assert made[0].name != made[1].name
+
+
+def test_features_that_cannot_be_kept_are_said_before_they_are_computed(folder: Path) -> None:
+    (folder / "kept").write_text("a file")
+    with pytest.raises(UserError, match="cannot be kept"):
+        featured(Dataset("toy", colour(4), colour(2), 3), extractor(folder, (3, 16, 16)), folder / "kept")
+
+
 def test_a_package_is_named_and_its_file_pinned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = replace(CATALOGUE["efficientnet-lite0"], folder="no_such_package_here")
     monkeypatch.setitem(CATALOGUE, "efficientnet-lite0", one)
@@ -420,6 +493,28 @@ def test_nobody_unsays_what_a_card_says(folder: Path) -> None:
     card.write_text(card.read_text().replace("imagenet-1k", "uoft-cs/cifar10"))
     with pytest.raises(UserError, match="not public for them"):
         extractor(folder, (3, 16, 16), trained_on=("imagenet-1k",)).check("cifar-10:0-4")
+
+
+@pytest.mark.parametrize(
+    "card",
+    [
+        "\ufeff---\ndatasets:\n- cifar10\n---\n",
+        "---\ndatasets: [\n  imagenet-1k,\n  cifar10\n]\n---\n",
+        "\n---  \n'datasets':\n    - name: cifar10  # all of it\nlicense: mit\n---\n",
+        "---\r\nlicense: mit\r\ndatasets:\r\n- uoft-cs/cifar10\r\n---\r\n",
+    ],
+)
+def test_a_cards_word_is_read_however_it_is_written(folder: Path, card: str) -> None:
+    (folder / "README.md").write_text(card, newline="")
+    with pytest.raises(UserError, match="not public for them"):
+        extractor(folder, (3, 16, 16), trained_on=("imagenet-1k",)).check("cifar-10")
+    assert set(card_of(folder)) <= {"datasets", "license"}
+
+
+def test_a_dataset_without_a_name_is_no_word(folder: Path) -> None:
+    (folder / "README.md").unlink()
+    with pytest.raises(UserError, match="trained_on names datasets"):
+        extractor(folder, (3, 16, 16), trained_on=(" ",))
 
 
 def listed(*arguments: str) -> str:
@@ -487,7 +582,19 @@ def test_a_network_is_refused_for_the_records_it_was_trained_on(folder: Path) ->
         ("ufldl-stanford/svhn:cropped", "svhn", True),
         ("emnist", "mnist", True),
         ("emnist", "emnist-letters", True),
-        ("https://host/mnist", "mnist", True),
+        ("https://host/mnist/", "mnist", True),
+        ("emnist/letters", "emnist-letters", True),  # as TensorFlow has them
+        ("cifar10/3.0.2", "cifar-10", True),
+        ("torchvision.datasets.CIFAR10", "cifar-10", True),
+        ("mnist_784", "mnist", True),
+        ("leaf/femnist", "mnist", True),
+        ("rotated-mnist", "mnist", True),
+        ("kuzushiji-mnist", "mnist", False),
+        ("kmnist", "mnist", False),
+        ("cinic-10", "cifar-10", True),
+        ("cinic-10", "cifar-100", False),
+        ("cifar", "cifar-100", True),
+        ("FMNIST", "fashion-mnist", True),
     ],
 )
 def test_which_datasets_share_records(one: str, other: str, shared: bool) -> None:
@@ -507,6 +614,8 @@ def test_silos_know_a_backbone_by_its_content(folder: Path, tmp_path: Path) -> N
     (copy / "config.json").write_text("{}")  # another size of images
     assert digest_of(str(copy)) != first
     assert digest_of(str(file)) != before  # which a lone file is prepared by as well
+    (copy / "config.json").rename(copy / "preprocessor_config.json")
+    assert digest_of(str(file)) not in (before, digest_of(str(copy)))
     assert digest_of("efficientnet-lite0") != digest_of("efficientnet-lite0:2")
     with pytest.raises(UserError, match="no backbone at"):
         digest_of(str(tmp_path / "nothing"))

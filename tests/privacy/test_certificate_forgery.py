@@ -220,6 +220,15 @@ def test_a_reader_that_takes_what_it_knows_is_caught(run: Path, monkeypatch: pyt
     assert len(won(run, some(run, 100))) > 3
 
 
+@pytest.mark.parametrize("account", [{}, {"kept": True}, {"kept": True, "id": "\u001b[2K"}], ids=str)
+def test_a_forged_section_on_an_account_is_a_problem_and_no_crash(run: Path, account: dict[str, Any]) -> None:
+    path = run / "certificate.json"
+    replace(Certificate.read(path), account=account).write(path)
+    checked = verify(run)
+    assert any("section on the account" in problem for problem in checked.problems)
+    assert not any("was drawn on" in said for said in checked.claimed)
+
+
 # The section on an audit.
 
 WRONG = [

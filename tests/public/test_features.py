@@ -18,6 +18,7 @@ from modicum.data import Dataset, federate, load
 from modicum.data.arrays import Arrays, FederatedData
 from modicum.data.geometry import Geometry, load_geometry
 from modicum.errors import UserError
+from modicum.federation.experiment import _feature_facts
 from modicum.federation.identity import run_id
 from modicum.methods import Auto, method
 from modicum.models.backbone import Backbone, BackboneShape, save_backbone
@@ -276,6 +277,14 @@ def test_a_run_keeps_its_geometry_and_says_so(tmp_path: Path) -> None:
     assert kept.digest in run.summary.note
     assert kept.digest in (tmp_path / "run" / "report.html").read_text()
     assert "of digits:5-9 (5 classes)" in json.loads((tmp_path / "run" / "summary.json").read_text())["note"]
+
+
+def test_only_a_networks_features_are_wide(weights: Path, tmp_path: Path) -> None:
+    """Pixels behind a geometry are no public network's, however many there are."""
+    plain = experiment(read(write(tmp_path))).federation.data
+    text = CONFIG.replace("[privacy]", f'backbone = "{weights}"\ndir = "{tmp_path}"\n\n[privacy]')
+    behind_one = experiment(read(write(tmp_path, text))).federation.data
+    assert [_feature_facts(data, None).width for data in (plain, behind_one)] == [0, 24]
 
 
 def test_report_and_certificate_name_the_network(weights: Path, tmp_path: Path) -> None:

@@ -165,7 +165,7 @@ def main() -> None:
         return
     cells = [cell for cell in CELLS if cell.name.startswith(given.only)]
     here = ready([TASKS[key] for key in dict.fromkeys(cell.task for cell in cells)])
-    for one in STAND_INS:
+    for one in STAND_INS if not (given.out / "tried.jsonl").is_file() else ():  # else nothing is left to choose
         featured_public(replace(one, backbone=NETWORK), Path())
     play([cell for cell in cells if cell.task in here], given.out, given.workers)
 

@@ -375,7 +375,8 @@ def _feature_facts(data: FederatedData, public: Batch | None) -> FeatureFacts:
     facts = FeatureFacts(data.classes)
     if data.geometry is not None:
         between, within = (torch.from_numpy(v.copy()) for v in (data.geometry.between, data.geometry.within))
-        facts = replace(facts, width=len(data.geometry.mean), between=between, within=within)
+        width = 0 if data.made_by is None else len(data.geometry.mean)  # pixels are no network's features
+        facts = replace(facts, width=width, between=between, within=within)
     if public is None:
         return facts
     x, y = public.x.flatten(1), public.targets["y"]
@@ -431,7 +432,9 @@ def _uncompressed(experiment: Experiment, options: Mapping[str, Any]) -> nn.Modu
     if isinstance(experiment.model, nn.Module):
         return adapted(copy.deepcopy(experiment.model), inputs)  # training must not change the caller's
     if not is_shipped(experiment.model):
-        return adapted(build_named(experiment.model, inputs, width, experiment.seed, options), inputs)
+        named = build_named(experiment.model, inputs, width, experiment.seed, options)
+        check_public(experiment.model, getattr(named, "trained_on", ()), data.dataset)
+        return adapted(named, inputs)
     assert isinstance(inputs, Field)
     if width is None:
         raise UserError(

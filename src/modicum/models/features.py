@@ -12,6 +12,7 @@ import hashlib
 import inspect
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -151,7 +152,7 @@ def extractor(
     Raises:
         UserError: Where a package is missing, a file is no network that is known, or images do not fit.
     """
-    if not 1 <= views <= len(VIEWS):
+    if type(views) is not int or not 1 <= views <= len(VIEWS):
         raise UserError(f"views is a whole number from 1 to {len(VIEWS)}, got {views}")
     listed = [names] if isinstance(names, str | Path) else list(names)
     if not listed:
@@ -190,7 +191,7 @@ def from_published(found: Published, taps: int = 1) -> Extractor:
     if not 1 <= taps <= len(widths):
         raise UserError(f"{found.name} has {len(widths)} stages: the last {taps} of them cannot be taken")
     code = Path(inspect.getfile(type(found.network))).read_bytes() + inspect.getsource(Shown).encode()
-    decided = f"{found.sha256} {found.recipe} {taps}".encode()
+    decided = f"{found.sha256} {found.recipe} {taps}{found.read_as}".encode()
     return Extractor(
         f"{found.name}-{_digest(decided + code)}",
         Shown(found.network, found.recipe, taps),
@@ -258,9 +259,7 @@ def featured(
             f"{extractor.name} takes images of {wanted} channels, those of {dataset.name} have "
             f"{dataset.train.shape[0]}: choose a backbone that was trained on such images"
         )
-    folder = None if cache is None else Path(cache)
-    if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
+    folder = None if cache is None else _writable(Path(cache))
     where = device or ("cuda" if torch.cuda.is_available() else "cpu")
     parts = {}
     with _counting(f"features of {dataset.name}", len(dataset.train) + len(dataset.test)) as count:
@@ -271,6 +270,19 @@ def featured(
             ]
             parts[split] = Arrays(np.concatenate(pieces), arrays.y) if pieces else arrays
     return replace(dataset, train=parts["train"], test=parts["test"], made_by=extractor.made_by)
+
+
+def _writable(folder: Path) -> Path:
+    """Made, and tried before minutes are spent."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except OSError as error:
+        said = error.strerror or error
+        raise UserError(
+            f"features cannot be kept in {folder} ({said}): choose another data folder (MODICUM_DATA, --data-dir)"
+        ) from None
 
 
 def _check_texts(extractor: Extractor, dataset: Dataset) -> None:

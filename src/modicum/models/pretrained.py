@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from modicum.core.records import Field, Fields, leaves
 from modicum.errors import MissingExtraError, UserError
+from modicum.models.published.weights import card_of
 
 UNREAD = ("*.bin", "*.pt", "*.pth", "*.gguf", "*.h5", "*.msgpack")  # pickles, and weights of other kinds
 HEADS = ("auto", "classes", "tokens", "mean")
@@ -35,7 +36,8 @@ def pretrained(
         dropout: Of all its layers. Noise does the same work.
 
     Returns:
-        The module; its `fresh_layers` are those that the folder has no weights of.
+        The module; its `fresh_layers` are those that the folder has no weights of, and `trained_on` the datasets
+        that the folder's card names.
 
     Raises:
         UserError: Where the folder holds no such model.
@@ -45,6 +47,12 @@ def pretrained(
     config = config_of(folder, dropout)
     if head == "auto":
         head = "tokens" if _language(inputs, outputs) else "classes"
+    made = _with_head(folder, config, head, inputs, outputs)
+    made.trained_on = card_of(folder).get("datasets", ())  # type: ignore[assignment]
+    return made
+
+
+def _with_head(folder: Path, config: Any, head: str, inputs: Fields, outputs: int | None) -> nn.Module:
     if head == "mean":
         return MeanHead(encoder_of(folder, config), _width(config), outputs or 1)
     from transformers import (
@@ -77,7 +85,7 @@ def config_of(path: Path, dropout: float = 0.0) -> Any:
         )
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, ImportError) as error:
         raise UserError(f"{path} holds no model that transformers knows: {_first_line(error)}") from None
     for name, value in config.to_dict().items():
         if ("dropout" in name or name.endswith(("_pdrop", "_drop"))) and isinstance(value, int | float):
@@ -182,4 +190,4 @@ def _width(config: Any) -> int:
 
 
 def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)[:200]
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)[:200]

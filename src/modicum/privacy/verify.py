@@ -262,8 +262,9 @@ def _verify(ledger: Ledger, certificate: Certificate | None, kept: KeptHead | No
 def _claimed(ledger: Ledger, certificate: Certificate | None) -> Iterator[str]:
     """What the files only repeat."""
     yield f"where the noise came from ({ledger.noise['source']}), and that everything that left was charged"
-    if certificate is not None and certificate.account.get("kept"):
-        yield f"that account {certificate.account['id']} was drawn on"
+    account = None if certificate is None else certificate.account.get("id")
+    if isinstance(account, str) and account.isalnum():  # else it is among the problems
+        yield f"that account {account} was drawn on"
     if certificate is not None and certificate.audit is not None:
         yield "what the audit measured"
     if ledger.foreign_parts:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from modicum.errors import UserError
-from modicum.models.published.layouts import network_of
+import torch
+
+from modicum.errors import DAMAGED, UserError
+from modicum.models.published.layouts import TIMM, network_of
 from modicum.models.published.networks import Staged
 from modicum.models.published.packages import CATALOGUE, NOT_STATED, Packaged, Recipe, Three
 from modicum.models.published.vision_transformers import Tokens
 from modicum.models.published.weights import WeightFile, settings, weight_file
+
+LARGEST = 2048  # side of the images that a network may ask for
 
 
 @dataclass(frozen=True)
@@ -25,6 +30,7 @@ class Published:
     sha256: str
     licence: str
     trained_on: tuple[str, ...]
+    read_as: str = ""  # what else than its arrays decides what it computes
 
 
 def published(name: str, trained_on: tuple[str, ...] = ()) -> Published:
@@ -45,17 +51,31 @@ def published(name: str, trained_on: tuple[str, ...] = ()) -> Published:
         return _of_package(packaged)
     file = weight_file(name)
     tensorflow, heads = _architecture(file).startswith("tf_"), file.config.get("num_attention_heads")
-    network, _ = network_of(file.state(), tensorflow=tensorflow, heads=heads if isinstance(heads, int) else None)
+    heads = heads if isinstance(heads, int) and not isinstance(heads, bool) else None
+    network, layout = network_of(file.state(), tensorflow=tensorflow, heads=heads)
+    if _architecture(file) and layout == TIMM and not re.search("lite|mobilenetv2", _architecture(file)):
+        raise UserError(f"{file.path} is {_architecture(file)}, and of its like {TIMM} are known")
     recipe = recipe_of(file.path.parent, file)
     if isinstance(network, Tokens):
         recipe = replace(recipe, size=network.size)
+    try:
+        network(torch.zeros(1, 3, recipe.size, recipe.size))
+    except (RuntimeError, MemoryError) as error:
+        said = str(error).split("\n", 1)[0]
+        raise UserError(
+            f"{file.path} looks like {layout}, but sees no images of {recipe.size} pixels: {said}"
+        ) from None
     licence = ", ".join(file.card.get("license", ())) or NOT_STATED
     known = known_of(file.card.get("datasets", ()), trained_on)
-    return Published(Path(name).stem, network, recipe, file.sha256, licence, known)
+    read_as = f" {layout} {tensorflow} {heads}" if tensorflow or heads else ""
+    return Published(Path(name).stem, network, recipe, file.sha256, licence, known, read_as)
 
 
 def known_of(said: tuple[str, ...], added: tuple[str, ...]) -> tuple[str, ...]:
     """What a network was trained on: its file's own word stands, whatever its user adds."""
+    for name in added:
+        if not re.search(r"\w", name):
+            raise UserError(f'trained_on names datasets, e.g. trained_on = ["imagenet-1k"], got {name!r}')
     return tuple(dict.fromkeys((*said, *added)))
 
 
@@ -87,8 +107,10 @@ def recipe_of(folder: Path, file: WeightFile) -> Recipe:
         size = _side(other.get("crop_size") or other.get("size"), size)
         mean = said.get("mean", other.get("image_mean", plain.mean))
         deviation = said.get("std", other.get("image_std", plain.deviation))
+        if not 0 < int(size) <= LARGEST:
+            raise ValueError(f"images of {size} pixels")
         return Recipe(int(size), _three(mean), _three(deviation))
-    except (TypeError, ValueError, AttributeError, IndexError) as error:
+    except DAMAGED as error:
         raise UserError(f"{folder} does not say in a known way how images are prepared ({error})") from None
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from torch import nn
+from torch import Tensor, nn
 
 from modicum.errors import UserError
 from modicum.models.published import vision_transformers
@@ -29,6 +29,8 @@ from modicum.models.published.weights import State
 Made = TypeVar("Made", bound=nn.Module)
 Pair = tuple[str, str]  # names of a convolution and of its norm, after the block's own
 NORM = ("weight", "bias", "running_mean", "running_var")
+AFTER = r"^_?(?:fc|classifier|head)\.|\.num_batches_tracked$"
+TIMM = "EfficientNet-Lite or MobileNetV2 (timm)"
 TENSORFLOW = 1e-3  # ε of norms in networks that were trained there
 
 
@@ -104,7 +106,7 @@ LAYOUTS: tuple[Inverted | Residuals, ...] = (
         same=True,
     ),
     Inverted(
-        "EfficientNet-Lite or MobileNetV2 (timm)",
+        TIMM,
         ("conv_stem", "bn1"),
         ("conv_head", "bn2"),
         r"blocks\.\d+\.\d+\.",
@@ -180,11 +182,31 @@ def network_of(
         if f"{layout.stem[0]}.weight" in state and f"{layout.stem[1]}.running_var" in state:
             if isinstance(layout, Inverted) and tensorflow:
                 layout = Inverted(**{**vars(layout), "epsilon": TENSORFLOW, "same": True})
-            return _made(layout.name, partial(layout.network, state)), layout.name
+            noted = Noted(state)
+            made = _made(layout.name, partial(layout.network, noted))
+            if left := noted.left():
+                raise UserError(f"these weights look like {layout.name}, which has no {', '.join(left[:3])}")
+            return made, layout.name
     if vision_transformers.is_one(renamed := vision_transformers.renamed(state)):
         return _made(LAYOUT, partial(Tokens, renamed, heads)), LAYOUT
     known = "; ".join([*(layout.name for layout in LAYOUTS), LAYOUT])
     raise UserError(f"the names of these arrays belong to no network that is known here: known are {known}")
+
+
+class Noted(dict[str, Tensor]):
+    """Arrays by name that knows which were asked for: a network with others besides is of another kind."""
+
+    def __init__(self, state: State) -> None:
+        super().__init__(state)
+        self.read = set[str]()
+
+    def __getitem__(self, name: str) -> Tensor:
+        self.read.add(name)
+        return super().__getitem__(name)
+
+    def left(self) -> list[str]:
+        """Those of layers before the classifier that nobody asked for."""
+        return sorted(name for name in self if name not in self.read and not re.search(AFTER, name))
 
 
 def _made(name: str, network: Callable[[], Made]) -> Made:

@@ -43,12 +43,12 @@ class Folded(nn.Module):
         self.register_buffer("filters", filters)
         self.register_buffer("shift", shift)
         self.stride, self.top, self.same = stride, top, same
-        self.groups = len(filters) if filters.shape[1] == 1 else 1
 
     def forward(self, x: Tensor) -> Tensor:
         """`top`: the largest value of the activation; ∞ is ReLU, and None leaves values as they are."""
         x, around = self._padded(x)
-        y = functional.conv2d(x, self.filters, self.shift, self.stride, around, 1, self.groups)
+        groups = x.shape[1] // self.filters.shape[1]  # of one channel each, or as many as ResNeXt has
+        y = functional.conv2d(x, self.filters, self.shift, self.stride, around, 1, groups)
         return y if self.top is None else y.clamp_(0, self.top) if math.isfinite(self.top) else y.relu_()
 
     def _padded(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:

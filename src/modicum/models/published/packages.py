@@ -106,5 +106,6 @@ def digest_of(backbone: str) -> str:
         raise UserError(f"there is no backbone at {backbone}: name one of modicum backbones, or a file of weights")
     content = hashlib.sha256()
     for file in files:
-        content.update(hashlib.sha256(file.read_bytes()).digest())
+        named = b"" if file == path else file.name.encode()  # a lone file may be called anything
+        content.update(named + hashlib.sha256(file.read_bytes()).digest())
     return f"{content.hexdigest()[:16]}:{rest}" if rest.isdecimal() else content.hexdigest()[:16]

@@ -14,11 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from modicum.errors import UserError
+from modicum.errors import DAMAGED, UserError
 
 ENDINGS = (".safetensors", ".bin", ".pth", ".pt")
 NAMES = ("model.safetensors", "pytorch_model.bin")  # of a folder as Hugging Face and timm write it
 NESTED = ("state_dict", "model")  # under which a checkpoint may keep its weights
+KEY = r"[\"']?(\w+)[\"']?[ \t]*:"
+ENTRY = re.compile(rf"^{KEY}(.*(?:\n(?!{KEY.replace('(', '(?:')}).*)*)", re.MULTILINE)  # to the next key of a card
 State = dict[str, Tensor]
 
 
@@ -70,8 +72,8 @@ def weight_file(path: str | Path) -> WeightFile:
     file = _only_one(path) if path.is_dir() else path
     try:
         content = file.read_bytes()
-    except OSError as error:
-        said = error.strerror or error
+    except (OSError, ValueError) as error:
+        said = getattr(error, "strerror", None) or error
         raise UserError(
             f"cannot read the weights {file} ({said}): name a file or folder, or a network of modicum backbones"
         ) from None
@@ -97,6 +99,8 @@ def _plain(found: Any, path: Path) -> State:
         raise UserError(f"{path} holds no arrays by name: save the network's state_dict() alone")
     state = {str(name): value.detach() for name, value in found.items()}
     for name, value in state.items():
+        if value.layout != torch.strided or value.is_quantized or value.is_meta or value.is_complex():
+            raise UserError(f"{path}: {name} is no plain array of real numbers: save the weights as floats")
         if not torch.isfinite(value).all():
             raise UserError(f"{path}: {name} holds what is no finite number: fetch the file again")
     return state
@@ -108,24 +112,20 @@ def settings(path: Path) -> Mapping[str, Any]:
         found = json.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, *DAMAGED) as error:
         raise UserError(f"cannot read {path} ({error}): fetch it again") from None
     return found if isinstance(found, Mapping) else {}
 
 
 def card_of(folder: Path) -> Mapping[str, tuple[str, ...]]:
-    """`license` and `datasets` of a folder's model card: plain `name: value` lines and lists."""
+    """Entries of the head of a folder's model card; what is nested, or over several lines, counts as items."""
     try:
-        text = (folder / "README.md").read_text("utf-8", errors="replace")
+        text = (folder / "README.md").read_text("utf-8-sig", errors="replace")
     except OSError:
         return {}
-    head = re.match(r"---\n(.*?)\n---", text, re.DOTALL)
+    head = re.match(r"\s*---[ \t]*\n(.*?)\n---", text, re.DOTALL)
     said: dict[str, tuple[str, ...]] = {}
-    name = ""
-    for line in head[1].splitlines() if head else ():
-        if entry := re.match(r"(\w+):\s*(.*)$", line):
-            name, value = entry[1], entry[2].strip("[]\"' ")
-            said[name] = tuple(v.strip("\"' ") for v in value.split(",") if v.strip())
-        elif name and (item := re.match(r"\s*-\s+(.+)$", line)):
-            said[name] = (*said[name], item[1].strip("\"' "))
+    for name, value in ENTRY.findall(head[1] if head else ""):
+        items = (item.strip("[]{}-\"' \t") for item in re.split(r"[,\n]", value))
+        said[name] = (*said.get(name, ()), *filter(None, items))
     return said
