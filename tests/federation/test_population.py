@@ -15,6 +15,8 @@ from modicum.data.population import from_population
 from modicum.errors import UserError
 from modicum.federation.checkpoints import Folder
 from modicum.federation.experiment import Experiment, Federation
+from modicum.federation.interference import check
+from modicum.federation.rehearsal import Rehearsal
 from modicum.federation.server import Server
 from modicum.federation.settings import Watching
 from modicum.federation.simulation import Simulation
@@ -165,11 +167,16 @@ def test_what_needs_all_records_is_refused(tmp_path: Path) -> None:
     for named, words in [
         ({"method": public}, "secret coins"),
         ({"workers": 2}, "opened in one process"),
+        ({"per_round": 10}, "coins decide who takes part"),
     ]:
         with pytest.raises(UserError, match=words):
             Simulation(experiment(many(), **named), tmp_path / "run")
     with pytest.raises(UserError, match="an audit needs all clients' records"):
         train(many(), method=METHOD, watching=Watching(audit="one-run"), folder=tmp_path / "audited")
+    with pytest.raises(UserError, match="a rehearsal needs all clients' records"):
+        Rehearsal(experiment(many()))
+    with pytest.raises(UserError, match="a play on other records needs all clients' records"):
+        check(METHOD, federation=many())  # which would replace the one record that stands for all
     with pytest.raises(UserError, match="secret ones neither"):
         from_population(10, records, classes=2, rounds=2, test=records(0))
     assert not (tmp_path / "run").exists()
