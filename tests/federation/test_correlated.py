@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.linalg import toeplitz
-from torch import Tensor
+from torch import Tensor, nn
 
 import modicum as mo
 from modicum.core.release_gate import rows_of
@@ -26,6 +27,7 @@ from modicum.methods import Aqc, DpFedAvg, DpSgd
 from modicum.privacy.certificate import Certificate
 from modicum.privacy.noise import CryptoNoise, NoiseKey, SimulatedNoise
 from modicum.privacy.noise.keyed import KeyedNoise
+from modicum.privacy.noise.one_place import OnePlace
 from modicum.privacy.verify import verify
 
 TRUSTED = DpFedAvg(view="trusted-server", batch=20, clip=0.5)
@@ -148,6 +150,46 @@ def test_cryptographic_rows_go_on_after_a_restart(tmp_path: Path) -> None:
         assert added[t] == pytest.approx(rows.row("update", t, found[0]).numpy(), abs=2e-4)
     assert not (folder / "noise.key").exists()
     run.close()
+
+
+def dropping() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Dropout(0.5), nn.Linear(16, 10))
+
+
+@pytest.mark.parametrize("method", [TRUSTED, DpSgd(batch=8, steps=2)], ids=["rounds", "steps"])
+@pytest.mark.parametrize("way", ["copy", "older state", "negative control"])
+def test_rows_are_drawn_in_one_place(
+    tmp_path: Path, way: str, method: MethodSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A layer's draws are others when a round is played again: models under one noise tell their difference."""
+    if way == "negative control":
+        monkeypatch.setattr(OnePlace, "check", lambda *_: None)
+    folder, other = tmp_path / "run", tmp_path / "other"
+
+    def opened(where: Path) -> Simulation:
+        whole = experiment(method, model=dropping(), **({} if method is TRUSTED else {"per_round": None}))
+        return Simulation(whole, where, noise=CryptoNoise())
+
+    def round_of(where: Path) -> Tensor:
+        run = opened(where)
+        run.step()
+        run.close()
+        return run.model
+
+    round_of(folder)
+    shutil.copytree(folder, other)
+    if way == "negative control":
+        (other / "noise.home").write_text(str((other / "noise.key").stat().st_ino))
+        moved = [round_of(where) for where in (folder, other)]
+        assert 0 < (moved[0] - moved[1]).norm() < 0.2 * moved[0].norm()
+        return
+    first = round_of(folder)
+    assert first.isfinite().all()
+    if way == "older state":
+        shutil.copytree(other, folder, dirs_exist_ok=True)
+    with pytest.raises(UserError, match="put back from a backup"):
+        opened(folder if way == "older state" else other)
 
 
 def test_a_lost_key_ends_the_run(tmp_path: Path) -> None:

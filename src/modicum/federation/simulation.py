@@ -32,6 +32,7 @@ from modicum.federation.transcript import Transcript
 from modicum.federation.workers import Workers
 from modicum.privacy.noise import NoiseSource, SimulatedNoise
 from modicum.privacy.noise.keyed import destroy_key
+from modicum.privacy.noise.one_place import OnePlace
 
 
 class Simulation:
@@ -83,6 +84,8 @@ class Simulation:
             rows = rows_for(self.method.mechanism, self.noise, self._key, begun=begun)
         elif not self.server.finished:
             own = own_rows_source(self.plans.values(), self.noise, self._key, begun=begun)
+        drawn_again = self._key.exists() and not self.server.finished
+        self._place = self._only_place(begun) if drawn_again else None
         if self._workers is not None and own is not None and own is not self.noise:
             raise UserError("a key of correlated noise stays in one process: leave workers and ray out")
         self.clients = Clients(
@@ -130,16 +133,31 @@ class Simulation:
     def rounds(self) -> Iterator[RoundRecord]:
         """Run what is left, round by round; noise that nobody needs any more cannot be drawn again afterwards."""
         while not self._rounds.server.finished:
-            yield self._rounds.play()
+            done = self._rounds.play()
+            self._note()
+            yield done
         self.end()
 
     def end(self) -> None:
         """The run is over, however early: what its correlated noise was drawn from is destroyed."""
+        if self._place is not None:
+            self._place.end()
         destroy_key(self._key)
 
     def step(self) -> RoundRecord:
         """One round."""
-        return self._rounds.play()
+        done = self._rounds.play()
+        self._note()
+        return done
+
+    def _note(self) -> None:
+        if self._place is not None:
+            self._place.note(self.ledger.head())
+
+    def _only_place(self, begun: bool) -> OnePlace:
+        place = OnePlace(self._key, begun=begun)
+        place.check(lambda head: self.ledger.entry_with_hash(head) is not None)
+        return place
 
     @property
     def model(self) -> Tensor:

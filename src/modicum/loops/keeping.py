@@ -18,27 +18,13 @@ from torch.optim import Optimizer
 from modicum.core.store import load_state, save_state, write_durably
 from modicum.errors import UserError
 from modicum.federation.run_folder import RunFolder
+from modicum.privacy.noise.one_place import OnePlace
 
 STEPS = "steps.log"
 CHANGED = (
     "this step is not the one that was taken before the loop was cut off: continue with the same program, "
     "packages, device and number of threads, or begin a new run; the model was left as it was"
 )
-
-
-def refuse_copy(key: Path, *, begun: bool) -> None:
-    """A copied folder has its original's noise: two continuations would show the difference of bare gradients.
-
-    The file's own number tells: it stays when a folder is moved or renamed, and is new in a copy or from a backup.
-    """
-    home, own = key.with_suffix(".home"), str(key.stat().st_ino)
-    if not begun:
-        write_durably(home, own.encode())
-    elif not home.exists() or home.read_text(encoding="ascii", errors="replace") != own:
-        raise UserError(
-            f"{key.parent} is a copy, or was put back from a backup: continue the original, since two "
-            "continuations would have the same noise, or begin a new run"
-        )
 
 
 class Keeping:
@@ -49,12 +35,18 @@ class Keeping:
         model: Saved and restored whole.
         optimiser: The same.
         also: Whatever else has `state_dict` and `load_state_dict`, by name, such as a scheduler.
+        place: Where the noise is drawn; None: it follows from a seed.
     """
 
     def __init__(
-        self, files: RunFolder, model: nn.Module, optimiser: Optimizer, also: Mapping[str, Any] | None = None
+        self,
+        files: RunFolder,
+        model: nn.Module,
+        optimiser: Optimizer,
+        also: Mapping[str, Any] | None = None,
+        place: OnePlace | None = None,
     ) -> None:
-        self._files, self._model = files, model
+        self._files, self._model, self._place = files, model, place
         self._others = {"optimiser": optimiser, **(also or {})}
         self._path: Path = files.path / STEPS
         self.done, self.digest = 0, ""
@@ -75,6 +67,15 @@ class Keeping:
             for line in whole.splitlines():
                 part, step, digest = line.split()
                 self._known[int(part), int(step)] = digest
+        if self._place is not None:
+            self._place.check(self._has)
+            if self._known:
+                self._place.note(_line(*max(self._known.items())))
+
+    def _has(self, line: str) -> bool:
+        """Whether a step that was noted is in this state."""
+        part, step, digest = line.split()
+        return int(part) < self.done or self._known.get((int(part), int(step))) == digest
 
     def admit(self, part: int, step: int, released: Tensor) -> None:
         """Note a step on disk before it is written into the model; one that was noted must be the same."""
@@ -86,9 +87,11 @@ class Keeping:
             return
         self._known[part, step] = digest
         with open(self._path, "ab") as file:
-            file.write(f"{part} {step} {digest}\n".encode())
+            file.write(f"{_line((part, step), digest)}\n".encode())
             file.flush()
             os.fsync(file.fileno())
+        if self._place is not None:
+            self._place.note(_line((part, step), digest))
 
     def keep(self, done: int) -> None:
         """The state after so many parts; digests of their steps are needed no more."""
@@ -101,3 +104,12 @@ class Keeping:
         save_state(self._files.checkpoint, state)
         self._known = {}
         write_durably(self._path, b"")
+
+    def end(self) -> None:
+        """No step is taken any more, wherever the key is put back from."""
+        if self._place is not None:
+            self._place.end()
+
+
+def _line(which: tuple[int, int], digest: str) -> str:
+    return f"{which[0]} {which[1]} {digest}"
