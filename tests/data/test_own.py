@@ -2,11 +2,14 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
 
-from modicum.data import federate, from_csv, from_npz_folder, from_torch
+from modicum.data import federate, from_csv, from_frame, from_npz_folder, from_torch
 from modicum.data.tables import csv_ids
 from modicum.errors import UserError
 
@@ -90,6 +93,10 @@ def test_an_empty_folder_and_a_damaged_file(tmp_path: Path) -> None:
         ("client,label\na,1\n", "one feature column"),
         ("client,x,label\n", "at least one row"),
         ("", "no column 'client'"),
+        ("client;x;label\na;1;0\n", "';' between its cells"),
+        ("client,x,x,label\na,1,2,0\n", "two columns of one name"),
+        ("client,x,label\na,1,0,7\n", "row 2 has more cells than the header's 3"),
+        ('client,x,label\na,"3,5",0\n', "decimals with a point"),
     ],
 )
 def test_bad_csv(tmp_path: Path, text: str, message: str) -> None:
@@ -104,11 +111,57 @@ def test_a_missing_csv_is_a_clear_line(tmp_path: Path) -> None:
         from_csv(tmp_path / "absent.csv")
 
 
+class Frame:
+    """As far as one is told from a dataset."""
+
+    def to_numpy(self) -> None:
+        """As frames have it."""
+
+
+def test_columns_may_be_options_as_in_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("client,age,label\na,30,0\na,60,1\n")
+    read = from_csv(path, columns={"age": {"range": [0, 120]}})
+    assert read.train.x.ravel().tolist() == [0.25, 0.5]
+    for bad in ({"ranges": [0, 120]}, {"range": [0, "x"]}, [0, 120], {"range": 3}):
+        with pytest.raises(UserError, match="'age' cannot be read by"):
+            from_csv(path, columns={"age": bad})  # type: ignore[dict-item]
+    with pytest.raises(UserError, match="a fill is a number"):
+        from_csv(path, columns={"age": {"dates": ["2000-01-01", "2030-01-01"], "fill": "2010-01-01"}})
+
+
+def test_frames_that_are_none_have_a_line_and_truth_values_are_numbers() -> None:
+    class Lazy:
+        def collect(self) -> None:
+            """As polars has it."""
+
+    with pytest.raises(UserError, match=r"give frame\.collect\(\)"):
+        from_frame(Lazy())
+    table = {"client": ["a", "a"], "smokes": [True, False], "label": [0, 1]}
+    assert from_frame(Columns(table)).train.x.ravel().tolist() == [1, 0]
+    with pytest.raises(UserError, match="each its own column"):
+        from_frame(Columns(table | {"smokes": [[1, 2], [3, 4]]}))
+
+
+class Columns(dict[str, list[Any]]):
+    """A table by its columns."""
+
+    @property
+    def columns(self) -> list[str]:
+        """Their names."""
+        return list(self)
+
+
 def test_bad_torch_lists() -> None:
     pair = [(np.zeros(2, np.float32), 0), (np.ones(2, np.float32), 1)]
     assert from_torch([pair, pair]).client_names == ("client-00", "client-01")
     for datasets, settings, message in [
         ([], {}, "no datasets"),
+        (TensorDataset(torch.zeros(2, 3), torch.zeros(2)), {}, "a list of datasets"),
+        ([DataLoader(TensorDataset(torch.zeros(2, 3)))], {}, "loader.dataset"),
+        ([Frame()], {}, "from_frame"),
+        ([[(np.zeros(2), np.zeros(3), 0)]], {}, "3 parts"),
+        ([[([[1, 2], [3]], 0)]], {}, "unlike shapes"),
         ([pair, []], {}, "client-01 has no records"),
         ([pair], {"names": ["a", "b"]}, "2 names for 1"),
         ([pair], {"classes": 1}, "label 1"),

@@ -341,6 +341,20 @@ def test_a_node_has_the_last_word_on_its_budget_and_the_server_none(tmp_path: Pa
     assert app(question(), context(2, **{"privacy-epsilon": math.inf})).has_error()
 
 
+def test_an_app_does_not_change_the_nodes_word_for_later_messages(tmp_path: Path) -> None:
+    """A node keeps the context from message to message, and an app may write into it."""
+
+    def train(message: Message, context: Context) -> Message:
+        context.node_config.update({"privacy-epsilon": 29.0, "privacy-folder": str(tmp_path / "elsewhere")})
+        return Message(message.content, reply_to=message)
+
+    app, own = private(app_of(train), tmp_path), context()
+    app(question(), own)
+    said = app(question(config={"server-round": 2}), own).content["metrics"]
+    assert (said[RESERVED], said[EPSILON]) == (2, pytest.approx(8, rel=1e-3))
+    assert not (tmp_path / "elsewhere").exists()
+
+
 @pytest.mark.parametrize(
     ("arrays", "said"),
     [({"steps": np.array([1, 2])}, "no floating-point number"), ({}, "no floating-point number")],
@@ -368,9 +382,13 @@ def test_settings_that_cannot_be_are_refused_before_any_message(tmp_path: Path) 
         {"epsilon": 0},
         {"epsilon": math.inf},
         {"epsilon": math.nan},
+        {"epsilon": "8"},
         {"participations": 0},
+        {"participations": "3"},
         {"clip": 0},
         {"adjacency": "both"},
+        {"seed": "a"},
+        {"weight": 3},
     ):
         with pytest.raises(UserError):
             private(adding(1.0), tmp_path, **wrong)

@@ -308,7 +308,12 @@ def decayed(model: nn.Module, batch: OwnBatch) -> Tensor:
     return usual(model, batch) + sum(p.square().sum() for p in model.parameters())
 
 
-MIXING = [centred, balanced, decayed]
+def averaged(model: nn.Module, batch: OwnBatch) -> Tensor:
+    """How many were drawn is in every loss: one coin would move everybody, and sampling amplify nothing."""
+    return usual(model, batch) / batch.present.sum()
+
+
+MIXING = [centred, balanced, decayed, averaged]
 
 
 @pytest.mark.parametrize("losses", MIXING)
@@ -419,7 +424,7 @@ def test_losses_of_an_earlier_batch_are_refused(
 
 def test_a_step_without_a_batch_and_a_batch_without_a_step_are_refused(tmp_path: Path) -> None:
     private = prepared(tmp_path)
-    with pytest.raises(UserError, match="none that waits"):
+    with pytest.raises(UserError, match="no batch is waiting"):
         private.step(torch.zeros(3))
     with pytest.raises(UserError, match="had no private"):
         for _ in private:
@@ -517,6 +522,11 @@ class Between:
         next(model.parameters()).data.add_(float(batch.x.sum()))
 
     @staticmethod
+    def moved(model: nn.Module, batch: OwnBatch) -> None:
+        first = next(model.parameters()).data
+        first.copy_(first.roll(1 if float(batch.x.sum()) else 0, 1))
+
+    @staticmethod
     def replaced(model: nn.Module, batch: OwnBatch) -> None:
         first = model[0]  # type: ignore[index]
         first.weight = nn.Parameter(first.weight.detach() + float(batch.x.sum()))
@@ -526,7 +536,7 @@ class Between:
         model.load_state_dict({name: t + float(batch.x.sum()) for name, t in model.state_dict().items()})
 
 
-@pytest.mark.parametrize("write", [Between.in_place, Between.data, Between.replaced, Between.loaded])
+@pytest.mark.parametrize("write", [getattr(Between, name) for name in vars(Between) if name[0] != "_"])
 @pytest.mark.parametrize("when", ["before the step", "after the step", "after the last step"])
 def test_a_model_that_was_written_to_outside_of_a_step_is_refused(
     tmp_path: Path, write: Callable[[nn.Module, OwnBatch], None], when: str
@@ -618,17 +628,27 @@ def test_an_old_checkpoint_that_is_put_back_releases_nothing_new(tmp_path: Path)
         play(prepared(tmp_path, epochs=3, resume=True), others)
 
 
-def test_an_adjacency_that_is_none_is_one_line(tmp_path: Path) -> None:
-    model = nn.Linear(3, 2)
-    with pytest.raises(UserError, match="unknown adjacency 'both'"):
-        mo.privately(
-            model,
-            torch.optim.SGD(model.parameters(), 0.1),
-            (torch.zeros(8, 3), torch.zeros(8, dtype=torch.long)),
-            epsilon=3,
-            adjacency="both",
-            folder=tmp_path / "own",
-        )
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"adjacency": "both"}, "unknown adjacency 'both'"),
+        ({"adjacency": "add-remove"}, "tell[s]? their true number"),
+        ({"epsilon": 0, "noise_multiplier": 1.1}, "epsilon must be"),
+        ({"epsilon": "3"}, "epsilon must be"),
+        ({"epochs": float("inf")}, "epochs must be"),
+        ({"batch": 2.5}, "batch must be a whole number"),
+        ({"physical_batch": 1}, "physical_batch must be a whole number of at least 2"),
+        ({"parts": 0}, "parts must be"),
+        ({"max_grad_norm": None}, "max_grad_norm must be"),
+        ({"clip": 1.0}, "give max_grad_norm"),
+        ({"noise": "correlated"}, 'mo.Noise\\("correlated"\\)'),
+        ({"also": {"lr": 3}}, "by name"),
+    ],
+)
+def test_settings_that_cannot_be_are_one_line(tmp_path: Path, changes: dict[str, Any], why: str) -> None:
+    with pytest.raises(UserError, match=why):
+        prepared(tmp_path, **changes)
+    assert not (tmp_path / "run").exists()
 
 
 def mixed(where: Path, **changes: Any) -> Private:

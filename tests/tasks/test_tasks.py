@@ -124,6 +124,30 @@ def test_a_records_share_of_a_released_metric_is_at_most_one() -> None:
         Task(loss=squared, shares={"one": lambda o, _: o.mean()}).share("one", y, y)
 
 
+def test_what_clients_release_adds_up_to_the_metrics() -> None:
+    """F1, squared error, perplexity from means of records' parts; what is no number is the worst there is."""
+
+    def told(task: Task, name: str) -> float:
+        return task.share(name, outputs, y).mean().item()
+
+    def f1_of(task: Task) -> float:
+        right = 2 * told(task, "true_positives")
+        return right / (right + told(task, "false_positives") + told(task, "false_negatives"))
+
+    outputs, y = rand(60, 2) / 9, torch.arange(60) % 2  # where nothing is cut
+    assert f1_of(classification()) == pytest.approx(m.f1(outputs, y))
+    assert 4 * told(classification(), "bounded_loss") == pytest.approx(m.mean_cross_entropy(outputs, y))
+    outputs, y = rand(20, 6, 11) / 9, torch.randint(0, 11, (20, 6))
+    assert math.exp(4 * told(next_token(), "bounded_loss")) == pytest.approx(m.perplexity(outputs, y))
+    outputs, y = rand(60, 1), rand(60)
+    assert 20 * math.sqrt(told(regression(scale=20), "squared_error")) == pytest.approx(m.rmse(outputs, y))
+    assert told(regression(scale=20), "error") * 20 == pytest.approx(m.mae(outputs, y))
+    outputs, y = rand(60, 3) / 9, (rand(60, 3) > 0).float()
+    assert f1_of(multi_label()) == pytest.approx(m.label_f1(outputs, y))
+    outputs = torch.full((60, 3), math.nan)
+    assert told(multi_label(), "bounded_loss") == told(regression(), "squared_error") == 1
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [

@@ -173,7 +173,7 @@ class TaskConfig:
 class MetricConfig:
     """A metric on clients' validation records: a release like any other, so it is declared and paid for."""
 
-    name: str = setting("accuracy", "what is measured: accuracy, of a regression error")
+    name: str = setting("accuracy", "what is measured: one of those that the task lists (docs/tasks.md)")
     every: int = setting(5, "in every how many rounds")
     noise_multiplier: float = setting(20.0, "noise of the count, in units of its sensitivity")
 

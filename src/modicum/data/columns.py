@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -29,6 +30,7 @@ def like(name: str, names: Sequence[str]) -> str:
 
 
 EPOCH = datetime.date(1970, 1, 1).toordinal()
+COMMA = re.compile(r"-?[\d.]*,\d+")  # a number as some spreadsheets write it
 MISSING = ("", "?", "na", "nan", "null", "none")
 NUMBERS = "numbers"  # all columns of numbers together, where texts stand beside them
 LONGEST, BYTES = 1 << 16, 257
@@ -79,6 +81,8 @@ class Column:
             raise UserError("a mean and a deviation go together, with a range that values are cut to")
         if self.deviation is not None and not 0 < self.deviation < math.inf:
             raise UserError(f"a deviation is positive and finite, got {self.deviation}")
+        if self.fill is not None and not isinstance(self.fill, int | float):
+            raise UserError(f"a fill is a number (of dates: days since 1970), got {self.fill!r}")
         if self.drop and (given or self.fill is not None):
             raise UserError("a column that is dropped has no range, fill or categories")
         if self.dates is not None and not _day(self.dates[0]) < _day(self.dates[1]):
@@ -156,7 +160,7 @@ class Column:
             raise UserError(f"{where}, column {name!r}: {cell!r} is no date; write it as 2026-01-31") from None
 
     def _number(self, name: str, cell: Any, where: str) -> float:
-        text = _text(cell)
+        text = str(int(cell)) if isinstance(cell, bool) else _text(cell)
         if text.lower() in MISSING:
             if self.fill is None:
                 raise UserError(
@@ -171,6 +175,25 @@ class Column:
         if not math.isfinite(value):
             raise UserError(f"{where}, column {name!r}: {cell!r} is not a number; {_advice(name, cell)}")
         return value
+
+
+def as_columns(columns: Mapping[str, Column | Mapping[str, Any]] | None) -> dict[str, Column]:
+    """Columns as Python users give them: made, or their options as a file's table [data.columns] has them."""
+    found = {}
+    for name, how in (columns or {}).items():
+        try:
+            options = {} if isinstance(how, Column) else {k: _tuple(v) for k, v in how.items()}
+            found[name] = how if isinstance(how, Column) else Column(**options)
+        except (TypeError, AttributeError):
+            known = ", ".join(Column.__dataclass_fields__)
+            raise UserError(
+                f"column {name!r} cannot be read by {how!r}: give e.g. {{'range': [0, 120]}}, of {known}"
+            ) from None
+    return found
+
+
+def _tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
 def read_columns(
@@ -250,6 +273,10 @@ def _day(date: Any) -> float:
 
 def _advice(name: str, cell: Any) -> str:
     """What a column of such cells can be given."""
+    if isinstance(cell, str) and COMMA.fullmatch(cell.strip()):
+        return "write decimals with a point and thousands without a sign"
+    if isinstance(cell, list | tuple | np.ndarray):
+        return "a cell is one value: give each its own column, or use from_torch for records that are arrays"
     try:
         _day(cell)
     except UserError:

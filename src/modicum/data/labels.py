@@ -33,6 +33,6 @@ def numbered(values: Array, names: Sequence[str], where: str) -> Array:
 def as_array(cells: Sequence[Any]) -> Array:
     """Cells of a label column: numbers where all are, else text."""
     try:
-        return np.array([float(str(cell)) for cell in cells])
+        return np.array([float(cell) if isinstance(cell, bool) else float(str(cell)) for cell in cells])
     except ValueError:
         return np.array([str(cell).strip() for cell in cells])

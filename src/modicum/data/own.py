@@ -102,6 +102,8 @@ def from_torch(
     Raises:
         UserError: Where records or labels are not alike.
     """
+    if not isinstance(datasets, Sequence):
+        raise UserError(f"from_torch takes a list of datasets, one per client, got {type(datasets).__name__}")
     if not datasets:
         raise UserError("no datasets given: pass one per client")
     clients = list(names) if names is not None else [f"client-{i:02d}" for i in range(len(datasets))]
@@ -160,6 +162,13 @@ def _read_npz(path: Path, keys: Sequence[str | None]) -> tuple[Part, Part | None
 
 
 def _stack(dataset: Any, where: str, label: str, padding: Padding | None) -> Part:
+    if hasattr(dataset, "to_numpy"):
+        raise UserError(f"{where} is a {type(dataset).__name__}: give it, with a column of clients, to from_frame")
+    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+        raise UserError(
+            f"{where} is a {type(dataset).__name__}, and records are read by their numbers: give a map-style "
+            "dataset, of a DataLoader its loader.dataset, of an iterable one list(dataset)"
+        )
     pairs = [split_item(dataset[i], label) for i in range(len(dataset))]
     if not pairs:
         raise UserError(f"{where} has no records: leave it out")

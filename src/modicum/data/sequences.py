@@ -48,7 +48,7 @@ class Padding:
 
 def record_of(item: Any, padding: Padding | None) -> Any:
     """One record as arrays; with a padding every sequence has its length, and a mask unless it brings one."""
-    arrays = each(np.asarray, item)
+    arrays = each(_array, item)
     if padding is None:
         return arrays
     sequences = {name: leaf for name, leaf in leaves(arrays) if leaf.ndim}
@@ -61,6 +61,16 @@ def record_of(item: Any, padding: Padding | None) -> Any:
     if any(name in fitted for name in MASKS):
         return {name: leaf.astype(bool) if name in MASKS else leaf for name, leaf in fitted.items()}
     return {**fitted, MASKS[0] if TOKENS in fitted else MASK: padding.mask(first)}
+
+
+def _array(leaf: Any) -> Array:
+    try:
+        return np.asarray(leaf)
+    except ValueError:
+        raise UserError(
+            "a record is one array of numbers, or several by name, {'first': …, 'second': …}; some have parts of "
+            "unlike shapes"
+        ) from None
 
 
 def stacked(records: Sequence[Any], where: str) -> Any:
@@ -111,4 +121,8 @@ def split_item(item: Any, label: str) -> tuple[Any, Any]:
     pair = isinstance(item, tuple) or (isinstance(item, list) and bool(item) and not np.isscalar(item[0]))
     if pair and len(item) == 2:
         return item[0], item[1]
+    if pair and len(item) > 2 and any(np.ndim(part) for part in item):
+        raise UserError(
+            f"items of a dataset have {len(item)} parts: use (record, label), several arrays of a record by name"
+        )
     return (item[0], None) if pair and len(item) == 1 else (item, None)

@@ -15,7 +15,7 @@ from modicum.core.records import each
 from modicum.data.arrays import Array, Dataset
 from modicum.data.asked import asked_table
 from modicum.data.assemble import assemble
-from modicum.data.columns import MISSING, Column, like, read_columns, values_in
+from modicum.data.columns import MISSING, Column, as_columns, like, read_columns, values_in
 from modicum.data.labels import as_array
 from modicum.data.sequences import own_tokens
 from modicum.errors import MissingExtraError, UserError
@@ -34,7 +34,7 @@ def from_csv(
     id: str | None = None,
     classes: int | None = None,
     labels: Sequence[str] | None = None,
-    columns: Mapping[str, Column] | None = None,
+    columns: Mapping[str, Column | Mapping[str, Any]] | None = None,
     alone: str | None = None,
     asked: Asked | None = None,
     person: str | None = None,
@@ -50,7 +50,7 @@ def from_csv(
         id: A column that says who a record is; it is no feature.
         classes: How many there are [default: the largest label + 1].
         labels: Names of the classes in their order, where labels are text [default: those found, sorted].
-        columns: Public ranges, fills, dates, categories and lengths of texts.
+        columns: Public ranges, fills, dates, categories and lengths of texts, e.g. `{"age": {"range": [0, 120]}}`.
         alone: The one client of a table that has no column of clients.
         asked: What a look asks for, where the table is read for one: columns and bars.
         person: A column that says whose a record is, for `in_persons`; it is no feature, and leaves nobody.
@@ -92,7 +92,7 @@ def from_frame(
     id: str | None = None,
     classes: int | None = None,
     labels: Sequence[str] | None = None,
-    columns: Mapping[str, Column] | None = None,
+    columns: Mapping[str, Column | Mapping[str, Any]] | None = None,
     alone: str | None = None,
     asked: Asked | None = None,
     person: str | None = None,
@@ -127,27 +127,27 @@ def from_rows(
     id: str | None,
     classes: int | None,
     labels: Sequence[str] | None,
-    columns: Mapping[str, Column] | None,
+    given: Mapping[str, Column | Mapping[str, Any]] | None,
     alone: str | None,
     asked: Asked | None = None,
     person: str | None = None,
     named: Sequence[str] | None = None,
 ) -> Dataset:
     """A dataset of a table's rows; `where` names it in errors."""
-    targets = (label,) if isinstance(label, str) else tuple(label)
+    targets, columns = (label,) if isinstance(label, str) else tuple(label), as_columns(given)
     keys = tuple(key for key in (id, person) if key is not None)
     features = features_of(rows, header, where, client=client, targets=targets, keys=keys, alone=alone)
     features = features if named is None else _matched(features, named, where)
     if asked is None:
-        x = read_columns(rows, features, columns or {}, where)
+        x = read_columns(rows, features, columns, where)
     else:
-        x = asked_table(rows, features, columns or {}, *asked, where)
+        x = asked_table(rows, features, columns, *asked, where)
     y = [as_array(_filled(rows, column, where)) for column in targets]
     found = own_tokens(x) if not targets else y[0] if isinstance(label, str) else np.stack(y, axis=1)
     owner = np.array([str(row.get(client, alone)) for row in rows])
     names = sorted(set(owner.tolist()))
     parts = [(_rows_of(x, owner == one), found[owner == one]) for one in names]
-    values = values_in({} if asked is not None else columns or {}, x)
+    values = values_in({} if asked is not None else columns, x)
     made = assemble(name, names, parts, [None] * len(names), classes, labels=labels, values=values)
     if person is None:
         return made
@@ -228,9 +228,25 @@ def _read_csv(path: str | os.PathLike[str]) -> tuple[Rows, list[str]]:
     try:
         with Path(path).open(newline="", encoding="utf-8-sig") as f:  # spreadsheets write a byte-order mark
             reader = csv.DictReader(f)
-            return list(reader), list(reader.fieldnames or ())
+            rows, names = list(reader), list(reader.fieldnames or ())
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"cannot read {path} as a CSV file: {error}") from None
+    _check_form(rows, names, path)
+    return rows, names
+
+
+def _check_form(rows: Rows, names: Sequence[str], path: object) -> None:
+    """What csv reads without a word, and loses: a second column of one name, cells beyond the header's."""
+    if len(names) == 1 and (mark := next((m for m in ";\t|" if m in names[0]), "")):
+        raise UserError(f"{path} has {mark!r} between its cells: save it with commas")
+    twice = next((name for i, name in enumerate(names) if name in names[:i]), None)
+    if twice is not None:
+        raise UserError(f"{path} has two columns of one name ({names.index(twice) + 1} is the first): rename one")
+    long = next((i for i, row in enumerate(rows) if None in row), None)
+    if long is not None:
+        raise UserError(
+            f"{path}, row {long + 2} has more cells than the header's {len(names)}: cells with commas need quotes"
+        )
 
 
 def _read_parquet(path: str | os.PathLike[str]) -> Any:
@@ -246,7 +262,10 @@ def _read_parquet(path: str | os.PathLike[str]) -> Any:
 
 def _rows(frame: Any) -> tuple[Rows, list[str]]:
     """Of whatever gives names of columns and a list for each."""
-    names = getattr(frame, "column_names", None) or getattr(frame, "columns", None)
+    if hasattr(frame, "collect"):
+        raise UserError(f"{type(frame).__name__} has no rows yet: give frame.collect()")
+    names = getattr(frame, "column_names", None)
+    names = getattr(frame, "columns", None) if names is None else names
     if names is None:
         raise UserError(f"a table has columns, got {type(frame).__name__}: give a data frame, or use from_torch")
     columns = {str(name): _cells(frame[name]) for name in names}

@@ -17,6 +17,11 @@ from typing import Any
 from modicum.errors import UserError
 from modicum.federation.records import RoundRecord
 
+SMALLER = {
+    *("loss", "perplexity", "error", "rmse", "mae", "calibration"),
+    *("bounded_loss", "squared_error", "false_positives", "false_negatives"),
+}
+"""Metrics of which less is better."""
 AGAIN = 3.0  # seconds in which a second Ctrl-C ends the run for good
 
 
@@ -47,7 +52,7 @@ class EarlyStop:
     Args:
         metric: Of public records (a proxy) where there is one of that name, else one that clients release.
         patience: Rounds without a better value.
-        larger_is_better: None: of everything but loss, perplexity, error, rmse, mae and calibration.
+        larger_is_better: None: of everything but losses, errors, calibration and what is told wrong.
     """
 
     metric: str = "loss"
@@ -97,7 +102,7 @@ class EarlyStop:
     def _larger(self) -> bool:
         if self.larger_is_better is not None:
             return self.larger_is_better
-        return self.metric not in ("loss", "perplexity", "error", "rmse", "mae", "calibration")
+        return self.metric not in SMALLER
 
 
 def check_known(stop: EarlyStop, *, public: bool, released: tuple[str, ...]) -> None:

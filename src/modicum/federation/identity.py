@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import torch
 from torch import nn
 
 from modicum.core.records import leaves
@@ -71,7 +72,7 @@ def _model(e: Experiment) -> Iterator[bytes]:
     yield repr((e.model, sorted(e.model_options.items())) if e.model_options else e.model).encode()
     for name, value in e.model.state_dict().items():
         yield name.encode()
-        yield value.detach().cpu().numpy().tobytes()
+        yield value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def _data(data: FederatedData) -> Iterator[bytes]:

@@ -78,7 +78,7 @@ class Workshop:
     records: Shelf
     validation: Shelf
     first: Tensor  # all parameters before the run
-    made_up: Batch | None  # rows that nobody has, to try the engine on
+    made_up: Batch | None  # synthetic rows, to try the engine on
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class Bench:
 
     def _try_engine(self) -> None:
         """An engine that judges itself by the first stack it sees would judge otherwise in another worker: it does
-        so here, by rows that nobody has, the same in all of them."""
+        so here, by synthetic rows, the same in all of them."""
         shop, kit = self.workshop, self.kit
         if shop.made_up is None or not isinstance(kit.backend, FusedBackend):
             return

@@ -26,6 +26,7 @@ from modicum.loops.records import records_of
 from modicum.loops.steps import PARTY, OwnSteps, PlannedSteps
 from modicum.mechanisms.fixed_shapes import FixedShapes, Kind
 from modicum.privacy.accounting.filters import plan_guarantee
+from modicum.privacy.checks import positive, whole
 from modicum.privacy.noise import NoiseSource, SimulatedNoise
 from modicum.privacy.noise.keyed import ReplayableNoise, open_key
 from modicum.privacy.noise.one_place import OnePlace
@@ -91,12 +92,18 @@ def privately(
         >>> private.certificate.epsilon("records")  # doctest: +SKIP
     """
     _check_optimiser(model, optimiser)
-    records = records_of(dataset)
-    count = parts or max(1, math.ceil(epochs))
-    if physical_batch is not None and physical_batch < 2:
-        raise UserError(f"physical_batch must be at least 2, got {physical_batch}")
+    for name, value in (("epsilon", epsilon), ("noise_multiplier", noise_multiplier)):
+        if value is not None:
+            positive(name, value)
+    positive("max_grad_norm", max_grad_norm)
+    for name, size, least in (("batch", batch, 1), ("physical_batch", physical_batch, 2), ("parts", parts, 1)):
+        if size is not None:
+            whole(name, size, least)
+    _check_parts(noise, clip, also)
     if epsilon is None and noise_multiplier is None and noise is None:
         raise UserError("say what the loop may cost: epsilon=3, or noise_multiplier=1.1")
+    records = records_of(dataset)
+    count = parts or max(1, math.ceil(positive("epochs", epochs)))
     drawn = batch is not None and batch < len(records)
     mechanism = _with_noise(
         OwnSteps(
@@ -111,6 +118,7 @@ def privately(
         noise,
         optimiser,
     )
+    mechanism.spec.refuse_true_sizes()
     facts = ClientFacts(PARTY, len(records), epsilon or LARGEST_BUDGET, count)
     if epsilon is None:
         found = plan_guarantee(mechanism.plan(facts, ())).epsilon
@@ -118,7 +126,7 @@ def privately(
     planned = sum(r.count for r in mechanism.plan(facts, ()).releases)
     if planned < mechanism.total_steps(facts):
         raise UserError(
-            f"ε = {epsilon:g} with noise {noise_multiplier} allows {counted(planned, 'step')} of "
+            f"ε = {facts.budget:g} with noise {noise_multiplier} allows {counted(planned, 'step')} of "
             f"{mechanism.total_steps(facts)}: more noise, fewer epochs, or leave noise_multiplier out"
         )
     files = RunFolder(Path(folder))
@@ -130,6 +138,16 @@ def privately(
     steps = PlannedSteps(mechanism, facts, max_grad_norm, physical_batch)
     identity = _identity(model, mechanism, facts, max_grad_norm, physical_batch, seed)
     return Private(model, optimiser, records, steps, source, files, keeping, identity)
+
+
+def _check_parts(noise: object, clip: object, also: object) -> None:
+    if noise is not None and not isinstance(noise, Schedule | Noise):
+        raise UserError(f'noise is mo.Noise("correlated") or a schedule of your own, got {noise!r}')
+    if clip is not None and not isinstance(clip, Clip):
+        raise UserError(f"clip is a rule such as PerLayer(…), got {clip!r}: for one bound give max_grad_norm")
+    kept = also.values() if isinstance(also, Mapping) else () if also is None else (also,)
+    if not all(hasattr(one, "state_dict") and hasattr(one, "load_state_dict") for one in kept):
+        raise UserError(f'also is what to keep by name, e.g. {{"scheduler": scheduler}}, got {also!r}')
 
 
 def _with_noise(mechanism: OwnSteps, noise: Schedule | Noise | None, optimiser: Optimizer) -> OwnSteps:

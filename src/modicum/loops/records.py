@@ -37,7 +37,10 @@ def records_of(dataset: Any) -> Batch:
     try:
         x = each(_tensor, x)
     except (TypeError, ValueError):
-        raise UserError(f"records must be tensors or arrays, or several by name, got {type(x).__name__}") from None
+        raise UserError(
+            f"records must be tensors or arrays of numbers, or several by name, got {type(x).__name__}: turn text "
+            "into numbers of one public length first"
+        ) from None
     targets = {} if y is None else {LABEL: _tensor(y)}
     sizes = sorted({len(leaf) for _, leaf in leaves({"x": x, **targets})})
     if len(sizes) != 1 or not sizes[0]:
@@ -50,10 +53,10 @@ def _columns(dataset: Any) -> tuple[Any, Any]:
         return dataset
     if isinstance(dataset, Tensor | np.ndarray | Mapping):
         return dataset, None
-    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+    if hasattr(dataset, "to_numpy") or not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         raise UserError(
-            f"privately takes a map-style dataset, or a pair (x, y) of tensors, got {type(dataset).__name__}; a "
-            "DataLoader's own dataset is loader.dataset"
+            f"privately takes a map-style dataset, or a pair (x, y) of tensors, got {type(dataset).__name__}; "
+            "of a DataLoader give loader.dataset, of a frame (frame[features].to_numpy(), frame[label].to_numpy())"
         )
     items = [dataset[i] for i in range(len(dataset))]
     if not items:

@@ -1,7 +1,7 @@
 """Before the first record: whether each loss of somebody's loop is of its own record alone.
 
-The loop is given a few batches of synthetic rows, in the shapes of its real ones. From the first, the
-books of model and loss are judged (`compute.probe`). In the others every second row is changed: the losses, norms
+The loop is given a few batches of synthetic rows, in the shapes of its real ones. From the first, the books of
+model and loss are judged (`compute.probe`). In the others every second row is changed, or blank: the losses, norms
 and gradients of the rest must keep their bits (R16). So no decision about the loop reads a record.
 """
 
@@ -42,11 +42,17 @@ class Rehearsal:
         self._base: _Seen | None = None
 
     def batches(self) -> Iterator[Batch]:
-        """The first is for the books, the second is what later ones are compared with."""
-        yield Batch(*self._first)
-        yield Batch(*self._first)
-        for other in (self._other, tree_map(torch.zeros_like, self._first)):
-            yield Batch(*tree_map(self._every_second, self._first, other))
+        """The first is for the books, the second is what later ones are compared with; in the last every second
+        row is nobody's, since a loss may not depend on how many were drawn."""
+        everybody, blank = torch.ones_like(self._kept), tree_map(torch.zeros_like, self._first)
+        for other, present in (
+            (self._first, everybody),
+            (self._first, everybody),
+            (self._other, everybody),
+            (blank, self._kept),
+        ):
+            x, targets = tree_map(self._every_second, self._first, other)
+            yield Batch(x, targets, present)
 
     def _every_second(self, mine: Tensor, other: Tensor) -> Tensor:
         return torch.where(self._kept.to(mine.device).view(-1, *(1,) * (mine.dim() - 1)), mine, other)

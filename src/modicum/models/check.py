@@ -47,6 +47,7 @@ def check_model(
                 f"layer {name or '(the model)'!r} is a {type(module).__name__}, whose statistics mix examples, so "
                 "no example's influence can be bounded (R9): use GroupNorm or LayerNorm"
             )
+    _refuse_parameters(model)
     if inputs is not None and outputs is not None:
         fields = inputs if isinstance(inputs, Field | Mapping) else Field(tuple(inputs))
         found = _tried(model, fields)
@@ -57,6 +58,21 @@ def check_model(
         _refuse_memory(model, fields)
         _refuse_mixing(model, fields)
     return model
+
+
+def _refuse_parameters(model: nn.Module) -> None:
+    """What can be trained is there, thawed, and in the precision that records and noise have."""
+    import torch
+
+    for name, p in model.named_parameters():
+        if torch.nn.parameter.is_lazy(p) or p.is_meta:
+            raise UserError(f"parameter {name!r} has no numbers yet: call the model once on made-up records")
+        if p.requires_grad and p.dtype != torch.float32:
+            raise UserError(
+                f"parameter {name!r} is {p.dtype}: call .float() on what trains, frozen parts may stay"
+            )
+    if not any(p.requires_grad for p in model.parameters()):
+        raise UserError("the model has no parameter that requires a gradient: thaw some, or give it adapters")
 
 
 def _refuse_memory(model: nn.Module, fields: Fields) -> None:
@@ -190,6 +206,8 @@ def _tried(model: nn.Module, fields: Fields) -> object:
             output: object = model(made_up(model, fields))
     except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
         reason = " ".join(str(error).split())
+        if "dtype" in reason and any(field.kind == "int" for _, field in leaves(fields)):
+            reason += " (whole numbers stay whole: make quantities floats, or say scale=255 for images in bytes)"
         raise UserError(f"the model does not take inputs of {describe(fields)}: {reason}") from None
     return output
 

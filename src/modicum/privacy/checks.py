@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import math
+from numbers import Integral, Real
 
 from modicum.errors import UserError
 
 
 def positive(name: str, value: float) -> float:
     """The value as a float, if it is positive and finite; else a line that names it."""
-    if not (math.isfinite(value) and value > 0):
-        raise UserError(f"{name} must be a positive finite number, got {value}")
+    if not (isinstance(value, Real) and math.isfinite(value) and value > 0):
+        raise UserError(f"{name} must be a positive finite number, got {value!r}")
     return float(value)
+
+
+def whole(name: str, value: int, least: int = 1) -> int:
+    """The value as an int, if it is a whole number of at least so many; else a line that names it."""
+    if not (isinstance(value, Integral) and value >= least):
+        raise UserError(f"{name} must be a whole number of at least {least}, got {value!r}")
+    return int(value)
 
 
 def probability(name: str, value: float) -> float:
     """The value as a float, if it lies strictly between 0 and 1; else a line that names it."""
-    if not 0 < value < 1:
-        raise UserError(f"{name} must lie strictly between 0 and 1, got {value}")
+    if not (isinstance(value, Real) and 0 < value < 1):
+        raise UserError(f"{name} must lie strictly between 0 and 1, got {value!r}")
     return float(value)
 
 

@@ -83,9 +83,16 @@ class Run:
 
         Returns:
             One answer a record.
+
+        Raises:
+            UserError: Where the records are not as the federation held them.
         """
-        with torch.no_grad(), in_mode(self.model, training=False):
-            answers: Tensor = self.task.answer(self.model(as_inputs(x, self.inputs)))
+        try:
+            with torch.no_grad(), in_mode(self.model, training=False):
+                answers: Tensor = self.task.answer(self.model(as_inputs(x, self.inputs)))
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            reason = " ".join(str(error).split())
+            raise UserError(f"the model takes records as the federation held them: {reason}") from None
         return answers
 
     @cached_property

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from modicum.errors import UserError
 from modicum.tasks import metrics as m
-from modicum.tasks.task import Labels, Score, Task
+from modicum.tasks.task import Labels, Score, Share, Task
 
 CLASSIFIED: dict[str, Score] = {"accuracy": m.accuracy, "loss": m.mean_cross_entropy, "macro_f1": m.macro_f1}
 ALSO: dict[str, Score] = {"auc": m.auc, "f1": m.f1, "calibration": m.calibration}
@@ -72,7 +72,7 @@ def classification(*, weights: Sequence[float] | None = None, metrics: Sequence[
     return Task(
         loss=_CrossEntropy(given),
         metrics=chosen,
-        shares={"accuracy": _right},
+        shares={"accuracy": _right, "bounded_loss": _bounded_loss, **_counted(_told_class)},
         answer=_most_likely,
         main=main,
         larger_is_better=main not in ("loss", "calibration"),
@@ -98,7 +98,10 @@ def regression(*, loss: str = "squared", scale: float = 1.0, outputs: int | None
         loss=_Distance(loss),
         outputs=outputs,
         metrics={"r2": m.r2, "rmse": m.rmse, "mae": m.mae},
-        shares={"error": partial(_error, scale=scale)},
+        shares={
+            "error": partial(_error, scale=scale),
+            "squared_error": partial(_error, scale=scale, power=2),
+        },
         answer=_numbers,
         main="r2",
         larger_is_better=True,
@@ -127,7 +130,7 @@ def multi_label(*, weights: Sequence[float] | None = None, outputs: int | None =
             "auc": m.label_auc,
             "accuracy": m.label_accuracy,
         },
-        shares={"accuracy": _labels_right},
+        shares={"accuracy": _labels_right, "bounded_loss": _bounded_bits, **_counted(_told_labels)},
         answer=_positive,
         main="macro_f1",
         larger_is_better=True,
@@ -147,7 +150,7 @@ def next_token(*, outputs: int | None = None) -> Task:
         loss=_next_tokens,
         outputs=outputs,
         metrics={"perplexity": m.perplexity, "accuracy": m.token_accuracy},
-        shares={"accuracy": _tokens_right},
+        shares={"accuracy": _tokens_right, "bounded_loss": _bounded_tokens},
         brief=m.token_counts,
         tell=m.of_token_counts,
         answer=_most_likely,
@@ -183,9 +186,50 @@ def _labels_right(outputs: Tensor, y: Tensor) -> Tensor:
     return ((outputs > 0) == (y > 0.5)).double().mean(1)
 
 
-def _error(outputs: Tensor, y: Tensor, scale: float) -> Tensor:
+def _error(outputs: Tensor, y: Tensor, scale: float, power: int = 1) -> Tensor:
     off = (outputs.double().reshape(y.shape) - y).abs() / scale
-    return off.clamp(max=1.0).flatten(1).mean(1) if off.dim() > 1 else off
+    off = _at_worst_one(off) ** power
+    return off.flatten(1).mean(1) if off.dim() > 1 else off
+
+
+def _bounded_loss(outputs: Tensor, y: Tensor) -> Tensor:
+    losses = functional.cross_entropy(outputs.double(), y, reduction="none")
+    return _at_worst_one(losses / m.largest_loss(outputs.shape[-1]))
+
+
+def _bounded_bits(outputs: Tensor, y: Tensor) -> Tensor:
+    return _at_worst_one((_Binary(None)(outputs.double(), y) / m.largest_loss(2)).mean(1))
+
+
+def _bounded_tokens(outputs: Tensor, y: Tensor) -> Tensor:
+    return _at_worst_one(_next_tokens(outputs.double(), y) / m.largest_loss(outputs.shape[-1]))
+
+
+def _at_worst_one(found: Tensor) -> Tensor:
+    """Where less is better, what is no number is the worst there is."""
+    return found.nan_to_num(1.0).clamp(max=1.0)
+
+
+def _told_class(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Whether a record is told to be, and is, of the last class: the positive one of two."""
+    positive = outputs.shape[-1] - 1
+    return outputs.argmax(-1) == positive, y == positive
+
+
+def _told_labels(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    return outputs > 0, y > 0.5
+
+
+def _counted(read: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> dict[str, Share]:
+    """What F1, precision and recall are made of, each a share of the records (or of their labels)."""
+
+    def share(outputs: Tensor, y: Tensor, told: bool, true: bool) -> Tensor:
+        said, is_so = read(outputs, y)
+        hit = ((said == told) & (is_so == true)).double()
+        return hit.flatten(1).mean(1) if hit.dim() > 1 else hit
+
+    kinds = {"true_positives": (True, True), "false_positives": (True, False), "false_negatives": (False, True)}
+    return {name: partial(share, told=told, true=true) for name, (told, true) in kinds.items()}
 
 
 def _next_tokens(outputs: Tensor, y: Tensor) -> Tensor:

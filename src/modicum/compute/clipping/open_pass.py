@@ -6,6 +6,7 @@ layer that it calls is recorded, and the losses that it brings back are followed
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from types import ModuleType
@@ -26,8 +27,9 @@ from modicum.core.layer_draws import Bits, drawn_so_far, layers_draw_from
 from modicum.errors import UserError
 
 Fingerprint = tuple[tuple[int, int], ...]
-"""Of each parameter, then of each buffer: which tensor it is, and a sum of its bits."""
+"""Of each parameter, then of each buffer: which tensor it is, and a sum of its bits by their places."""
 
+ODD = 0x1E3779B97F4A7C15  # spreads places over all 64 bits
 OTHER_BATCH = "these losses are not of this batch: compute them from model(batch.x), for each batch anew"
 
 
@@ -201,14 +203,21 @@ def graph_of(losses: Tensor) -> int:
 def fingerprint(model: nn.Module) -> Fingerprint:
     """Of which tensors a model consists and, but for a chance in 2^32, what is in them."""
     found = [*model.parameters(), *model.buffers()]
-    sums = torch.stack([_bits(t).sum(dtype=torch.int64).cpu() for t in found]).tolist()
+    sums = torch.stack([_by_place(t.detach()).cpu() for t in found]).tolist()
     return tuple(zip(map(id, found), sums, strict=True))
 
 
-def _bits(tensor: Tensor) -> Tensor:
-    whole = tensor.detach().contiguous()
-    whole = torch.view_as_real(whole) if whole.is_complex() else whole
-    return whole.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[whole.element_size()])
+def _by_place(tensor: Tensor) -> Tensor:
+    """A sum of all bits that numbers which change places change: of rows and columns of words, each times a number
+    of its own."""
+    flat = tensor.contiguous().reshape(-1)
+    bits = (flat.clone() if flat.storage_offset() else flat).view(torch.uint8)
+    words = bits[: len(bits) // 8 * 8].view(torch.int64)
+    side = math.isqrt(len(words))
+    square, rest = words[: side * side].view(side, side), words[side * side :]
+    found = torch.cat((square.sum(0), square.sum(1), rest, bits[8 * len(words) :].long()))
+    place = torch.arange(1, len(found) + 1, device=bits.device) * ODD
+    return (found * ((place ^ (place >> 29)) * ODD)).sum()
 
 
 def new_anchor() -> Tensor:

@@ -312,7 +312,9 @@ class Silo:
 
         try:
             if terms.agreed() != agreement.join.facts:
-                raise UserError("the server says other things of the silos than the experiment file")
+                raise UserError(
+                    "what the server says of the silos is not in the experiment file: give all parties one file"
+                )
             secure = agreement.secure()
             check_terms(secure)
         except UserError as odd:

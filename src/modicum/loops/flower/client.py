@@ -26,16 +26,16 @@ from numpy.typing import NDArray
 
 from modicum.core.facts import ClientFacts
 from modicum.core.messages import Decision
+from modicum.core.parts import Asked
 from modicum.core.release_gate import ReservedGate
 from modicum.errors import UserError, counted
 from modicum.federation.run_folder import RunFolder
 from modicum.loops.flower.question import EPSILON, PLANNED, RESERVED, SPENT, NotAnswered, Question, refused
 from modicum.mechanisms.client_level import UPDATE, ClientLevel, clip_updates
-from modicum.mechanisms.common import Asked
 from modicum.mechanisms.integers import on_lattice
 from modicum.privacy.accounting.filters import plan_guarantee
 from modicum.privacy.certificate import Certificate
-from modicum.privacy.checks import positive
+from modicum.privacy.checks import positive, whole
 from modicum.privacy.ledger.budgets import Refused
 from modicum.privacy.noise import CryptoNoise, NoiseSource, SimulatedNoise
 from modicum.privacy.plan import PrivacyPlan
@@ -77,15 +77,16 @@ class ClientPrivacy:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        if self.participations < 1:
-            raise UserError(f"participations must be at least 1, got {self.participations}")
-        if self.weight in (PLANNED, RESERVED, EPSILON):
-            raise UserError(f"{self.weight!r} is taken: choose another key for weights")
+        whole("participations", self.participations)
+        if not isinstance(self.weight, str) or self.weight in (PLANNED, RESERVED, EPSILON):
+            raise UserError(f"{self.weight!r} is taken, or no text: choose another key for weights")
         positive("clip", self.clip)
+        _noise(self.seed)
         self._mechanism.plan(self._facts("client", self.epsilon), ())  # refuses what cannot be, before any message
 
     def __call__(self, message: Message, context: Context, call_next: Next) -> Message:
         """Answer a message with what may leave, or with why nothing does."""
+        own = dict(context.node_config)  # the node's last word, which no app changes for later messages
         try:
             question = Question.of(copy.deepcopy(message))  # the app may write into what it is given
             with self._held(context, question.size) as account:
@@ -95,6 +96,8 @@ class ClientPrivacy:
         except Exception as error:  # such as a full disk: the server learns that, and not where
             LOG.error("a message was not answered: %s", error)
             return refused(message, "this client cannot take part now: its own log says why")
+        finally:
+            context.node_config = own
 
     def _answer(self, question: Question, account: _Account, app: Callable[[], Message]) -> Message:
         released = account.sent_for(question.digest)
@@ -112,8 +115,8 @@ class ClientPrivacy:
         return _Account(Path(str(own.get("privacy-folder", self.folder))) / name, self, facts, dimension)
 
     def _facts(self, name: str, epsilon: float) -> ClientFacts:
-        if not 0 < epsilon <= MOST:
-            raise UserError(f"epsilon must be positive and at most {MOST} (more protects nobody), got {epsilon}")
+        if not (isinstance(epsilon, int | float) and 0 < epsilon <= MOST):
+            raise UserError(f"epsilon must be positive and at most {MOST} (more protects nobody), got {epsilon!r}")
         return ClientFacts(name, 1, epsilon, self.participations)
 
     @property
@@ -146,6 +149,8 @@ class _PrivateApp(ClientApp):
 
     def __init__(self, app: ClientApp, privacy: ClientPrivacy) -> None:
         super().__init__()
+        if not isinstance(app, ClientApp):
+            raise UserError(f"private_app takes a ClientApp, got {type(app).__name__}")
         self._app, self._privacy = app, privacy
 
     def __call__(self, message: Message, context: Context) -> Message:
@@ -176,7 +181,7 @@ class _Account:
     def __init__(self, folder: Path, privacy: ClientPrivacy, facts: ClientFacts, dimension: int) -> None:
         self._facts, self._decision, self._mechanism = facts, Decision(privacy.clip), privacy._mechanism
         self._files, self._stack = RunFolder(folder), ExitStack()
-        self._noise: NoiseSource = CryptoNoise() if privacy.seed is None else SimulatedNoise(privacy.seed)
+        self._noise = _noise(privacy.seed)
         plan = self._mechanism.plan(facts, ())
         self._plan: PrivacyPlan = on_lattice({facts.name: plan}, [facts], dimension)[0][facts.name]
         self._identity = _identity(self._plan, privacy.clip, privacy.seed)
@@ -212,7 +217,7 @@ class _Account:
     def reserve(self) -> tuple[ReservedGate, Any]:
         """On disk that one more reply may leave, before a record is touched."""
         number = self._sent
-        asked = Asked(self._facts, self._plan, number, number, self._decision)
+        asked = Asked.alone(self._facts, self._plan, number, self._decision)
         release = self._mechanism.event(asked)
         try:
             tokens = self._ledger.reserve([release])
@@ -235,6 +240,10 @@ class _Account:
         """What is public of the plan, for the server's metrics."""
         made = self._ledger.releases_made(self._facts.name)
         return {PLANNED: self._facts.participations, RESERVED: made, EPSILON: plan_guarantee(self._plan).epsilon}
+
+
+def _noise(seed: int | None) -> NoiseSource:
+    return CryptoNoise() if seed is None else SimulatedNoise(seed)
 
 
 def _identity(*settings: object) -> str:
