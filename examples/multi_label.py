@@ -1,7 +1,7 @@
 """Multi-label: six findings of a report, each there or not, from thirty numbers (a generated table).
 
-About a third of reports have each finding. With a weight of 2, the odds against it, a model tells a finding that is
-as likely as not, in place of leaving it out.
+About a third of reports have each finding: a weight of 2 is the odds against it, so that a finding that is as
+likely as usual is told, in place of being left out.
 """
 
 from __future__ import annotations
