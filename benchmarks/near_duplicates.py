@@ -1,6 +1,7 @@
 """Are pictures of the public set also in the private task? Nearest neighbours by features, then by pixels.
 
     python benchmarks/near_duplicates.py --task cifar-10 --public cifar-100 --backbone efficientnet-lite0
+    python benchmarks/near_duplicates.py --split train --first 20000
 
 For each record of the task the public record with the largest cosine of centred features. What counts as near is
 decided by copies: some of the task's own records, mirrored, moved by two pixels and noised, are hidden among the
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -55,15 +57,22 @@ def main() -> None:
     parser.add_argument("--task", default="cifar-10")
     parser.add_argument("--public", default="cifar-100")
     parser.add_argument("--backbone", nargs="+", default=["efficientnet-lite0"])
+    parser.add_argument("--split", choices=("train", "test"), default="test", help="records of the task")
+    parser.add_argument("--first", type=int, default=None, help="how many of them (default: all)")
     given = parser.parse_args()
     task, public = load(given.task), load(given.public)
-    made = extractor(given.backbone, task.train.shape)
-    seen, others = (featured(d, made, data_folder() / "features") for d in (task, public))
+    looked_at = getattr(task, given.split).take(slice(0, given.first))
+    made, kept = extractor(given.backbone, task.train.shape), data_folder() / "features"
+    nothing = Arrays.empty(task.train)
+    seen, others = (
+        featured(replace(whole, train=nothing, test=records), made, kept).test.x
+        for whole, records in ((task, looked_at), (public, public.train))
+    )
     rng = np.random.default_rng(0)
-    rows = rng.choice(len(task.test), COPIES, replace=False)
-    hidden = copies(task.test.x[rows], rng)
+    rows = rng.choice(len(looked_at), COPIES, replace=False)
+    hidden = copies(looked_at.x[rows], rng)
     hidden_x = compute(made, Arrays(hidden, np.zeros(COPIES)))
-    report(task.test.x, seen.test.x, public.train.x, others.train.x, rows, hidden_x)
+    report(looked_at.x, seen, public.train.x, others, rows, hidden_x)
 
 
 def report(

@@ -5,23 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from modicum.aggregation import (
-    LineSearch,
-    Mean,
-    Median,
-    Momentum,
-    NoiseAware,
-    NormBounded,
-    Paced,
-    Thresholded,
-    TrimmedMean,
-    Weighted,
-)
+from modicum import methods
 from modicum.core import clips
 from modicum.core.facts import Metric, PublicFacts
 from modicum.core.messages import Decision, Opened
@@ -47,53 +37,29 @@ from modicum.mechanisms.class_sums import ClassSums
 from modicum.mechanisms.clear import Clear
 from modicum.mechanisms.client_level import ClientLevel
 from modicum.mechanisms.record_local import RecordLocal
-from modicum.methods import (
-    AcdpPfsd,
-    Aqc,
-    Auto,
-    AwdpFl,
-    Censor,
-    CgmMedian,
-    ClassMeans,
-    Composed,
-    DpAcdn,
-    DpFedAvg,
-    DpFedSam,
-    DpFedSamRecord,
-    DpPfsd,
-    DpSgd,
-    FedAcg,
-    FedAvg,
-    FedCompDp,
-    FedMap,
-    FedPer,
-    FedProx,
-    FedSa,
-    Look,
-    NbAfl,
-    PacDp,
-    PFedSd,
-    Pfsd,
-    RpdpFl,
-    Soteria,
-)
-from modicum.papers.acdp_pfsd.bandit import Bandit
-from modicum.papers.acdp_pfsd.ppo import Ppo
-from modicum.papers.fedcompdp.constraint_aware import ConstraintAware
-from modicum.papers.fedcompdp.falling_noise import FallingNoise
-from modicum.papers.fedcompdp.layers import LayerNorms
-from modicum.papers.fedcompdp.lookahead import Lookahead
-from modicum.papers.fedmap.metanet import MetaNet
-from modicum.papers.fedmap.plug_in import PlugIn
-from modicum.papers.pac_dp.curve import BudgetCurve, Curve, ScaleFreeCurve
-from modicum.papers.pac_dp.schedule import PlateauCosine
-from modicum.policies import AdaptiveQuantile, Fixed, MedianNorm, NaiveMedianNorm
+from modicum.methods import Composed
 from modicum.privacy.correlated import Correlated
 from modicum.privacy.factors import Blt
 from modicum.privacy.noise import SimulatedNoise
 from modicum.privacy.noise.stock import Stock
 from modicum.privacy.spec import Adjacency, SecureAggregation, TrustedServer
 from modicum.training.local_steps import LocalSteps
+
+
+class _Modules:
+    """A package's modules by their names, so that a row needs no import: `policies.fixed.Fixed(0.5)`."""
+
+    def __init__(self, package: str) -> None:
+        self._package = package
+
+    def __getattr__(self, module: str) -> Any:
+        return import_module(f"{self._package}.{module}")
+
+
+policies, aggregation, noise = (
+    _Modules(f"modicum.{name}") for name in ("policies", "aggregation", "privacy.noise")
+)
+papers = _Modules("modicum.papers")
 
 CLIENTS, RECORDS, FEATURES, CLASSES, ROUNDS = 4, 12, 5, 3, 4
 
@@ -125,21 +91,23 @@ class StepQuantile:
 
 
 POLICIES: dict[str, Policy] = {
-    "fixed": Fixed(0.5),
-    "plateau-cosine": PlateauCosine(Fixed(0.5), plateau=0.3),
-    "adaptive-quantile": AdaptiveQuantile(0.5),
-    "median-norm": MedianNorm(0.5, headroom=2.0),
-    "naive-median-norm": NaiveMedianNorm(0.5),
-    "layer-norms": LayerNorms(0.5),
+    "fixed": policies.fixed.Fixed(0.5),
+    "plateau-cosine": papers.pac_dp.schedule.PlateauCosine(policies.fixed.Fixed(0.5), plateau=0.3),
+    "adaptive-quantile": policies.quantile.AdaptiveQuantile(0.5),
+    "median-norm": policies.median.MedianNorm(0.5, headroom=2.0),
+    "naive-median-norm": policies.median.NaiveMedianNorm(0.5),
+    "layer-norms": papers.fedcompdp.layers.LayerNorms(0.5),
     "step-quantile": StepQuantile(),
-    "ppo": Ppo(0.5, memory=2, passes=2, sample=2, random_rounds=1),
-    "ppo-bits": Ppo(0.5, memory=2, passes=2, sample=2, random_rounds=1, clip_bits=True),
-    "bandit": Bandit(0.5),
-    "budget-curve": BudgetCurve(Curve((0.01, 100.0), (0.2, 2.0))),
-    "metanet": MetaNet(0.5),
-    "metanet-by-budget": MetaNet(0.5, body="mlp", by_budget=True),
-    "plug-in": PlugIn(0.5),
-    "scale-free-curve": ScaleFreeCurve(Curve((1e-6, 1e6), (0.2, 2.0), scale_free=True), 0.5),
+    "ppo": papers.acdp_pfsd.ppo.Ppo(0.5, memory=2, passes=2, sample=2, random_rounds=1),
+    "ppo-bits": papers.acdp_pfsd.ppo.Ppo(0.5, memory=2, passes=2, sample=2, random_rounds=1, clip_bits=True),
+    "bandit": papers.acdp_pfsd.bandit.Bandit(0.5),
+    "budget-curve": papers.pac_dp.curve.BudgetCurve(papers.pac_dp.curve.Curve((0.01, 100.0), (0.2, 2.0))),
+    "metanet": papers.fedmap.metanet.MetaNet(0.5),
+    "metanet-by-budget": papers.fedmap.metanet.MetaNet(0.5, body="mlp", by_budget=True),
+    "plug-in": papers.fedmap.plug_in.PlugIn(0.5),
+    "scale-free-curve": papers.pac_dp.curve.ScaleFreeCurve(
+        papers.pac_dp.curve.Curve((1e-6, 1e6), (0.2, 2.0), scale_free=True), 0.5
+    ),
 }
 
 LOCAL = LocalSteps(batch=4, steps=2)
@@ -154,7 +122,9 @@ MECHANISMS: dict[str, Mechanism] = {
     "record-replace-one": RecordLocal(adjacency=Adjacency.REPLACE_ONE),
     "class-sums": ClassSums(rounds=ROUNDS, total=ROUNDS),
     "class-sums-steps": ClassSums(rounds=1, total=ROUNDS),
-    "falling-noise": RecordLocal(noise=FallingNoise(total=ROUNDS, stages=3), batch=4, steps=2),
+    "falling-noise": RecordLocal(
+        noise=papers.fedcompdp.falling_noise.FallingNoise(total=ROUNDS, stages=3), batch=4, steps=2
+    ),
     "class-sums-replace-one": ClassSums(
         rounds=1, total=ROUNDS, after=RecordLocal(steps=2, adjacency=Adjacency.REPLACE_ONE)
     ),
@@ -168,95 +138,99 @@ MECHANISMS: dict[str, Mechanism] = {
 }
 
 LINEAR: dict[str, Aggregation] = {
-    "mean": Mean(),
-    "mean-half": Mean(0.5),
-    "weighted": Weighted(),
-    "weighted-given": Weighted(weights={f"client-{i:02d}": 1.0 + i for i in range(CLIENTS)}),
-    "noise-aware": NoiseAware(),
-    "momentum": Momentum(),
-    "line-search": LineSearch(NoiseAware()),
-    "momentum-noise-aware": Momentum(NoiseAware(), 0.5),
-    "paced": Paced(Momentum(NoiseAware(), 0.5), 1.0, 0.5),
-    "thresholded": Thresholded(Mean(), 0.01),
-    "lookahead": Lookahead(Weighted()),
-    "constraint-aware": ConstraintAware(radius=math.inf),
+    "mean": aggregation.mean.Mean(),
+    "mean-half": aggregation.mean.Mean(0.5),
+    "weighted": aggregation.weighted.Weighted(),
+    "weighted-given": aggregation.weighted.Weighted(weights={f"client-{i:02d}": 1.0 + i for i in range(CLIENTS)}),
+    "noise-aware": aggregation.noise_aware.NoiseAware(),
+    "momentum": aggregation.momentum.Momentum(),
+    "line-search": aggregation.line_search.LineSearch(aggregation.noise_aware.NoiseAware()),
+    "momentum-noise-aware": aggregation.momentum.Momentum(aggregation.noise_aware.NoiseAware(), 0.5),
+    "paced": aggregation.paced.Paced(
+        aggregation.momentum.Momentum(aggregation.noise_aware.NoiseAware(), 0.5), 1.0, 0.5
+    ),
+    "thresholded": aggregation.thresholded.Thresholded(aggregation.mean.Mean(), 0.01),
+    "lookahead": papers.fedcompdp.lookahead.Lookahead(aggregation.weighted.Weighted()),
+    "constraint-aware": papers.fedcompdp.constraint_aware.ConstraintAware(radius=math.inf),
 }
 
 ROBUST: dict[str, Aggregation] = {  # not linear in the updates, on purpose
-    "trimmed-mean": TrimmedMean(),
-    "median": Median(),
-    "norm-bounded": NormBounded(),
-    "constraint-aware-cut": ConstraintAware(norm="d", cuts=3),
+    "trimmed-mean": aggregation.robust.TrimmedMean(),
+    "median": aggregation.robust.Median(),
+    "norm-bounded": aggregation.robust.NormBounded(),
+    "constraint-aware-cut": papers.fedcompdp.constraint_aware.ConstraintAware(norm="d", cuts=3),
 }
 
 AGGREGATIONS = LINEAR | ROBUST
 
 METHOD_ROWS: dict[str, MethodSpec] = {
-    "auto": Auto(),
-    "auto-sums": Auto(view="secure-aggregation"),
-    "auto-median": Auto(aggregation="median", adjacency="replace-one"),
-    "fedavg": FedAvg(batch=4),
-    "dp-fedavg": DpFedAvg(batch=4),
-    "dp-fedavg-local": DpFedAvg(batch=4, view="server-sees-messages"),
-    "dp-fedavg-central": DpFedAvg(batch=4, view="trusted-server", rate=0.5),
-    "fedprox": FedProx(batch=4, mu=1.0),
-    "fedprox-central": FedProx(batch=4, optimiser="adam", lr=0.05, view="trusted-server", rate=0.5),
-    "dp-sgd": DpSgd(),
-    "dp-sgd-auto": DpSgd(rule="auto", batch=4, aggregation="weighted"),
-    "dp-sgd-sum": DpSgd(view="secure-aggregation"),
-    "dp-sgd-layers": DpSgd(clip={"1.weight": 0.4, "1.bias": 0.3}, batch=4),
-    "aqc": Aqc(),
-    "aqc-adam": Aqc(optimiser="adam", lr=0.05, batch=4),
-    "aqc-client": Aqc(level="client", view="secure-aggregation", batch=4),
-    "cgm-median": CgmMedian(),
-    "cgm-median-faithful": CgmMedian(mode="faithful"),
-    "cgm-median-client": CgmMedian(level="client", view="trusted-server", batch=4),
-    "class-means": ClassMeans(),
-    "class-means-steps": ClassMeans(steps=1, adjacency="replace-one"),
-    "class-means-sum": ClassMeans(steps=1, view="secure-aggregation"),
-    "acdp-pfsd": AcdpPfsd(batch=4, memory=2, passes=2, sample=2),
-    "acdp-pfsd-central": AcdpPfsd(batch=4, prior=1.0, clipping="bandit", view="trusted-server", rate=0.5),
-    "acdp-pfsd-faithful": AcdpPfsd(batch=4, mode="faithful", noise_multiplier=1.0, memory=2, passes=2, sample=2),
-    "dp-pfsd": DpPfsd(batch=4),
-    "pfsd": Pfsd(batch=4),
-    "pfedsd": PFedSd(batch=4),
-    "fedper": FedPer(batch=4, personal="1.bias"),
-    "dp-fedsam": DpFedSam(batch=4),
-    "pac-dp": PacDp(clip=0.5),
-    "pac-dp-adam": PacDp(optimiser="adam", lr=0.05, batch=4),
-    "pac-dp-faithful": PacDp(mode="faithful", published="cifar-10"),
-    "nbafl": NbAfl(batch=4),
-    "nbafl-adam": NbAfl(optimiser="adam", lr=0.05, batch=4),
-    "nbafl-faithful": NbAfl(mode="faithful", batch=4),
-    "soteria": Soteria(batch=4),
-    "censor": Censor(batch=4, until=2),
-    "censor-as-coded": Censor(batch=4, as_coded=True),
-    "rpdp-fl": RpdpFl(full_budget=2.0),
-    "fedmap": FedMap(batch=4, steps=2, lr=0.1, kinds=(0.7, 1.4)),
-    "fedmap-faithful": FedMap(mode="faithful", batch=4, steps=2, lr=0.1),
-    "fedmap-filter": FedMap(noise="filter", kinds=(1.0, 1.4), lr=0.1, by_budget=True),
-    "fedmap-mlp": FedMap(clipping="mlp", kinds=(), lr=0.1, adjacency="replace-one"),
-    "fedmap-plug-in": FedMap(clipping="plug-in", kinds=(0.7, 1.4), lr=0.1),
-    "rpdp-fl-faithful": RpdpFl(full_budget=2.0, mode="faithful"),
-    "fedcompdp": FedCompDp(threshold=0.1),
-    "fedcompdp-median": FedCompDp(clipping="median", batch=4, steps=2, towards="worst", norm="d", cuts=2),
-    "fedcompdp-plain": FedCompDp(clipping="fixed", cra=False, threshold=0.0, adjacency="replace-one"),
-    "fedcompdp-sum": FedCompDp(view="secure-aggregation", cra=False),
-    "fedcompdp-faithful": FedCompDp(mode="faithful", batch=4, lr=0.1),
-    "dp-fedsam-record": DpFedSamRecord(steps=2),
-    "dp-acdn": DpAcdn(stages=2),
-    "dp-acdn-poisson": DpAcdn(batch=4, stages=3, server_momentum=0.5),
-    "dp-acdn-faithful": DpAcdn(mode="faithful"),
-    "fedacg": FedAcg(steps=2),
-    "fedsa": FedSa(),
-    "fedsa-sum": FedSa(view="secure-aggregation"),
-    "fedacg-sum": FedAcg(view="secure-aggregation"),
-    "fedsa-faithful": FedSa(mode="faithful"),
-    "awdp-fl": AwdpFl(batch=4, steps=2),
-    "awdp-fl-sum": AwdpFl(view="secure-aggregation"),
-    "awdp-fl-faithful": AwdpFl(mode="faithful"),
-    "look": Look(bins=4),
-    "look-sum": Look(bins=3, statistics=("classes", "correlations"), view="secure-aggregation"),
+    "auto": methods.Auto(),
+    "auto-sums": methods.Auto(view="secure-aggregation"),
+    "auto-median": methods.Auto(aggregation="median", adjacency="replace-one"),
+    "fedavg": methods.FedAvg(batch=4),
+    "dp-fedavg": methods.DpFedAvg(batch=4),
+    "dp-fedavg-local": methods.DpFedAvg(batch=4, view="server-sees-messages"),
+    "dp-fedavg-central": methods.DpFedAvg(batch=4, view="trusted-server", rate=0.5),
+    "fedprox": methods.FedProx(batch=4, mu=1.0),
+    "fedprox-central": methods.FedProx(batch=4, optimiser="adam", lr=0.05, view="trusted-server", rate=0.5),
+    "dp-sgd": methods.DpSgd(),
+    "dp-sgd-auto": methods.DpSgd(rule="auto", batch=4, aggregation="weighted"),
+    "dp-sgd-sum": methods.DpSgd(view="secure-aggregation"),
+    "dp-sgd-layers": methods.DpSgd(clip={"1.weight": 0.4, "1.bias": 0.3}, batch=4),
+    "aqc": methods.Aqc(),
+    "aqc-adam": methods.Aqc(optimiser="adam", lr=0.05, batch=4),
+    "aqc-client": methods.Aqc(level="client", view="secure-aggregation", batch=4),
+    "cgm-median": methods.CgmMedian(),
+    "cgm-median-faithful": methods.CgmMedian(mode="faithful"),
+    "cgm-median-client": methods.CgmMedian(level="client", view="trusted-server", batch=4),
+    "class-means": methods.ClassMeans(),
+    "class-means-steps": methods.ClassMeans(steps=1, adjacency="replace-one"),
+    "class-means-sum": methods.ClassMeans(steps=1, view="secure-aggregation"),
+    "acdp-pfsd": methods.AcdpPfsd(batch=4, memory=2, passes=2, sample=2),
+    "acdp-pfsd-central": methods.AcdpPfsd(batch=4, prior=1.0, clipping="bandit", view="trusted-server", rate=0.5),
+    "acdp-pfsd-faithful": methods.AcdpPfsd(
+        batch=4, mode="faithful", noise_multiplier=1.0, memory=2, passes=2, sample=2
+    ),
+    "dp-pfsd": methods.DpPfsd(batch=4),
+    "pfsd": methods.Pfsd(batch=4),
+    "pfedsd": methods.PFedSd(batch=4),
+    "fedper": methods.FedPer(batch=4, personal="1.bias"),
+    "dp-fedsam": methods.DpFedSam(batch=4),
+    "pac-dp": methods.PacDp(clip=0.5),
+    "pac-dp-adam": methods.PacDp(optimiser="adam", lr=0.05, batch=4),
+    "pac-dp-faithful": methods.PacDp(mode="faithful", published="cifar-10"),
+    "nbafl": methods.NbAfl(batch=4),
+    "nbafl-adam": methods.NbAfl(optimiser="adam", lr=0.05, batch=4),
+    "nbafl-faithful": methods.NbAfl(mode="faithful", batch=4),
+    "soteria": methods.Soteria(batch=4),
+    "censor": methods.Censor(batch=4, until=2),
+    "censor-as-coded": methods.Censor(batch=4, as_coded=True),
+    "rpdp-fl": methods.RpdpFl(full_budget=2.0),
+    "fedmap": methods.FedMap(batch=4, steps=2, lr=0.1, kinds=(0.7, 1.4)),
+    "fedmap-faithful": methods.FedMap(mode="faithful", batch=4, steps=2, lr=0.1),
+    "fedmap-filter": methods.FedMap(noise="filter", kinds=(1.0, 1.4), lr=0.1, by_budget=True),
+    "fedmap-mlp": methods.FedMap(clipping="mlp", kinds=(), lr=0.1, adjacency="replace-one"),
+    "fedmap-plug-in": methods.FedMap(clipping="plug-in", kinds=(0.7, 1.4), lr=0.1),
+    "rpdp-fl-faithful": methods.RpdpFl(full_budget=2.0, mode="faithful"),
+    "fedcompdp": methods.FedCompDp(threshold=0.1),
+    "fedcompdp-median": methods.FedCompDp(clipping="median", batch=4, steps=2, towards="worst", norm="d", cuts=2),
+    "fedcompdp-plain": methods.FedCompDp(clipping="fixed", cra=False, threshold=0.0, adjacency="replace-one"),
+    "fedcompdp-sum": methods.FedCompDp(view="secure-aggregation", cra=False),
+    "fedcompdp-faithful": methods.FedCompDp(mode="faithful", batch=4, lr=0.1),
+    "dp-fedsam-record": methods.DpFedSamRecord(steps=2),
+    "dp-acdn": methods.DpAcdn(stages=2),
+    "dp-acdn-poisson": methods.DpAcdn(batch=4, stages=3, server_momentum=0.5),
+    "dp-acdn-faithful": methods.DpAcdn(mode="faithful"),
+    "fedacg": methods.FedAcg(steps=2),
+    "fedsa": methods.FedSa(),
+    "fedsa-sum": methods.FedSa(view="secure-aggregation"),
+    "fedacg-sum": methods.FedAcg(view="secure-aggregation"),
+    "fedsa-faithful": methods.FedSa(mode="faithful"),
+    "awdp-fl": methods.AwdpFl(batch=4, steps=2),
+    "awdp-fl-sum": methods.AwdpFl(view="secure-aggregation"),
+    "awdp-fl-faithful": methods.AwdpFl(mode="faithful"),
+    "look": methods.Look(bins=4),
+    "look-sum": methods.Look(bins=3, statistics=("classes", "correlations"), view="secure-aggregation"),
 }
 
 

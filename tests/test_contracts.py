@@ -25,7 +25,10 @@ from modicum.mechanisms.record_local import RecordLocal
 from modicum.methods import METHODS, Composed
 from modicum.policies import Fixed
 from modicum.privacy.certificate import Certificate
-from modicum.privacy.plan import Guard
+from modicum.privacy.events import NoSampling, Origin
+from modicum.privacy.noise.fixed import Fixed as NoiseFixed
+from modicum.privacy.noise.schedule import Moment, Noise, TrainingReleases
+from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
 from tests.rows import (
     AGGREGATIONS,
     CLIENTS,
@@ -368,3 +371,29 @@ def test_every_policy_has_a_row() -> None:
     assert {type(p).__name__ for p in POLICIES.values()} >= exported
     assert {type(a).__name__ for a in AGGREGATIONS.values()} >= set(modicum.aggregation.__all__)
     assert all(p.place is Place.SERVER for n, p in POLICIES.items() if n != "step-quantile")
+
+
+def strays(mechanism: RecordLocal) -> list[int]:
+    """Participations whose noise the plan does not list for training, where a metric is paid for beside it."""
+    facts = ClientFacts("a", 12, 4.0, ROUNDS)
+    of, metric = mechanism.releases_of(facts), PlannedRelease("metric:accuracy", 50.0, NoSampling(), ROUNDS)
+    plan = mechanism.plan(facts, (metric,))
+    listed = [r.row_multiplier for r in plan.releases if r.purpose == of.purpose]
+    used = [mechanism.schedule.noise(of, plan, Moment(t, t))[0] for t in range(ROUNDS)]
+    return [t for t, z in enumerate(used) if not any(math.isclose(z, own) for own in listed)]
+
+
+@pytest.mark.parametrize("name", [name for name, m in MECHANISMS.items() if isinstance(m, RecordLocal)])
+def test_training_has_the_noise_that_is_planned_for_it(name: str) -> None:
+    assert strays(MECHANISMS[name]) == []
+
+
+class _Last(NoiseFixed):
+    """Negative control: takes the last release of the plan, which is a metric's."""
+
+    def noise(self, of: TrainingReleases, plan: PrivacyPlan, now: Moment) -> Noise:
+        return plan.releases[-1].noise_multiplier, Origin.PRESET
+
+
+def test_a_schedule_that_takes_a_metrics_noise_is_found() -> None:
+    assert strays(RecordLocal(batch=4, steps=2, noise=_Last())) == list(range(ROUNDS))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from modicum.core.facts import ClientFacts
 from modicum.core.messages import Broadcast, Decision, Message, encode
 from modicum.core.optimisers import Sgd
-from modicum.core.parts import Backend, Batch, ClientKit, Job, Mechanism, State
+from modicum.core.parts import Asked, Backend, Batch, ClientKit, Job, Mechanism, State
 from modicum.core.release_gate import ReservedGate
 from modicum.policies.fixed import Fixed
 from modicum.privacy.ledger import Ledger
@@ -78,13 +78,13 @@ class Cohort:
         ]
         facts = [_facts(name, data) for name, data in zip(self.plans, self.data, strict=True)]
         events = [
-            self.mechanism.events(f, self.plans[f.name], self.kit, b, self.round)
+            self.mechanism.events(Asked(f, self.plans[f.name], b, self.round), self.kit)
             for f, b in zip(facts, asked, strict=True)
         ]
         tokens = iter(self.ledger.reserve([event for some in events for event in some]))
         gates = [ReservedGate(self.noise, [next(tokens) for _ in some]) for some in events]
         return [
-            Job(f, self.plans[f.name], data, data, {}, b, self.round, self.round, gate)
+            Job(f, self.plans[f.name], b, self.round, data, data, {}, self.round, gate)
             for f, data, b, gate in zip(facts, self.data, asked, gates, strict=True)
         ]
 

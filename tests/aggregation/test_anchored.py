@@ -78,13 +78,13 @@ def test_how_far_weights_are_from_records() -> None:
     assert off([1, 1], [50, 50]) == 0
     assert off([1, 0], [50, 50]) == pytest.approx(BETWEEN / 2)
     unequal = facts(1.0, 3.0)
-    assert rule(summed=True).doubt(unequal) == pytest.approx(BETWEEN * 2 * (3 / 4 - 1 / 2) ** 2)  # n/z
-    assert rule().doubt(unequal) == pytest.approx(BETWEEN * 2 * (9 / 10 - 1 / 2) ** 2)  # its square
-    assert rule(Mean()).doubt(unequal) == 0
-    assert rule().doubt(replace(unequal, multipliers={})) == 0  # without noise nobody counts less
+    assert rule(summed=True).weight_variance(unequal) == pytest.approx(BETWEEN * 2 * (3 / 4 - 1 / 2) ** 2)  # n/z
+    assert rule().weight_variance(unequal) == pytest.approx(BETWEEN * 2 * (9 / 10 - 1 / 2) ** 2)  # its square
+    assert rule(Mean()).weight_variance(unequal) == 0
+    assert rule().weight_variance(replace(unequal, multipliers={})) == 0  # without noise nobody counts less
 
 
 def test_it_says_so() -> None:
     said = " ".join(rule().explain(facts(1.0, 3.0)))
-    assert f"off by about {math.sqrt(rule().doubt(facts(1.0, 3.0))):.2g}" in said
+    assert f"off by about {math.sqrt(rule().weight_variance(facts(1.0, 3.0))):.2g}" in said
     assert "drawn to public" not in " ".join(rule().explain(facts(3.0, 3.0)))

@@ -16,7 +16,7 @@ from modicum.attacks.canary import Audit, audit
 from modicum.attacks.probe import ProbeBackend, ProbeTraining
 from modicum.core.facts import ClientFacts
 from modicum.core.messages import Broadcast, Decision
-from modicum.core.parts import Batch, ClientKit, Job
+from modicum.core.parts import Asked, Batch, ClientKit, Job
 from modicum.core.release_gate import ReservedGate
 from modicum.data import persons
 from modicum.errors import UnsoundError, UserError
@@ -126,10 +126,10 @@ def _released(mechanism: RecordLocal, folder: Path, rows: torch.Tensor) -> torch
     with Ledger.create(folder / f"{len(list(folder.iterdir()))}.sqlite", "run", noise) as ledger:
         ledger.declare([plan])
         sent = Broadcast("run", 0, "c", Decision(1.0), torch.ones(4, dtype=torch.float64))
-        tokens = ledger.reserve(mechanism.events(facts, plan, kit, sent, 0))
+        tokens = ledger.reserve(mechanism.events(Asked(facts, plan, sent, 0), kit))
         records = Batch(rows, {"y": torch.zeros(len(rows), dtype=torch.long)})
         gate = ReservedGate(noise, tokens)
-        [(message, _)] = mechanism.run([Job(facts, plan, records, records, {}, sent, 0, 0, gate)], kit)
+        [(message, _)] = mechanism.run([Job(facts, plan, sent, 0, records, records, {}, 0, gate)], kit)
     return message.update
 
 

@@ -7,12 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from modicum_bench.fedmap import printed
 from modicum_bench.fedmap.cells import TASKS, TRAINED, VARIANTS, Choice, method
 from modicum_bench.fedmap.cost import median
-from modicum_bench.fedmap.networks import network
 from modicum_bench.fedmap.play import Workspace
 from modicum_bench.fedmap.regimes import REGIMES, regime
 from modicum_bench.fedmap.report import differences, interval, read, table
@@ -91,18 +89,6 @@ def test_the_cells_that_were_played_are_kept_once_each_and_make_the_tables() -> 
     assert len(set(names)) == len(names)
     assert {task for task, *_ in names} <= set(TASKS)
     assert "| metanet | -5.35 ± 2.10 | 10 | worse |" in differences(played, "digits", 0.5)
-
-
-def test_networks_keep_their_sizes_and_do_not_mind_which_side_of_an_edge_is_bright() -> None:
-    for name, shape, size in (
-        ("lenet, normalised", (1, 28, 28), 61_706),
-        ("cnn, normalised", (3, 32, 32), 31_178),
-    ):
-        made, again = (network(name, shape, 10, 3) for _ in (0, 1))
-        assert sum(p.numel() for p in made.parameters()) == size
-        assert all(torch.equal(a, b) for a, b in zip(made.parameters(), again.parameters(), strict=True))
-        x = torch.rand(2, *shape)
-        torch.testing.assert_close(made[:3](x), made[:3](1 - x), atol=1e-4, rtol=1e-4)
 
 
 def test_the_printed_mode_is_played_with_both_figures_of_epsilon(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from modicum.federation import setup
 from modicum.federation.clients import Answer, Clients
 from modicum.federation.rehearsal import Rehearsal
 from modicum.federation.simulation import Simulation
-from modicum.mechanisms.client_level import Sum
+from modicum.mechanisms.client_level import CohortSum
 from modicum.mechanisms.record_local import RecordLocal
 from modicum.methods import DpFedAvg, DpSgd
 from modicum.privacy.noise import CryptoNoise
@@ -54,8 +54,8 @@ def test_a_sum_holds_few_messages_at_once(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_server_that_holds_them_all_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    add, held = Sum.add, list[Message]()
-    monkeypatch.setattr(Sum, "add", lambda self, message: (held.append(message), add(self, message)))
+    add, held = CohortSum.add, list[Message]()
+    monkeypatch.setattr(CohortSum, "add", lambda self, message: (held.append(message), add(self, message)))
     assert most_alive(tmp_path, monkeypatch) == CLIENTS
 
 

@@ -26,7 +26,7 @@ from modicum.federation.secure_sums import IMPOSSIBLE, NOBODY, InTheClear
 from modicum.federation.simulation import Simulation
 from modicum.mechanisms import integers
 from modicum.methods import AcdpPfsd, Aqc, DpFedAvg, DpFedSam, DpPfsd, DpSgd, FedAvg, FedProx, NbAfl
-from modicum.privacy.accounting.sampler_charge import graph_doubt
+from modicum.privacy.accounting.sampler_charge import graph_failure
 from modicum.privacy.events import Release
 from modicum.privacy.ledger.budgets import Reason, Refused, guard_for, noise_problems
 from modicum.privacy.noise import NoiseKey, SimulatedNoise
@@ -84,9 +84,9 @@ def test_more_than_a_hundred_draw_whom_they_mask_against(
     names = [f"client-{i:03d}" for i in range(101)]
     made = {p: Parties("run", view, 32, names).terms(names[:p], 4) for p, view in views.items()}
     assert not made[100].sparse
-    assert made[100].doubt == 0
+    assert made[100].failure_probability == 0
     assert made[101].sparse
-    assert 0 < made[101].doubt <= graph_doubt(101)
+    assert 0 < made[101].failure_probability <= graph_failure(101)
     assert "draw whom they mask against" in views[101].assumption
     assert "draw whom they mask against" not in views[100].assumption
     monkeypatch.setattr(secure_terms, "agree_shape", lambda *_: Shape(12, 8))

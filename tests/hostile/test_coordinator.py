@@ -208,7 +208,7 @@ def test_a_card_decides_nothing(tmp_path: Path, said: dict[str, object]) -> None
 @pytest.mark.parametrize("said", [{"shape": [9]}, {"shape": [10**12]}, {"classes": 3}, {"simulation": True}])
 def test_who_differs_from_all_others_is_named(tmp_path: Path, said: dict[str, object]) -> None:
     """Before anything of that shape is made; without the name nobody knew whom to ask."""
-    with pytest.raises(UserError, match=r"silos differ in .*; not as most are z: make them alike"):
+    with pytest.raises(UserError, match=r"silos differ in .*; unlike most are z: make them alike"):
         coordinator(Scripted(prepare(tmp_path, text()), hello=said))
     assert not (tmp_path / "server" / "kinds.json").exists()
 

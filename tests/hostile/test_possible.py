@@ -60,7 +60,7 @@ def drawn(mechanism: Any, optimiser: Optimiser, budget: float, count: int) -> tu
     one = Batch(data.x[:1].expand(20, -1), {"y": data.targets["y"][:1].expand(20)})  # all pull one way
     jobs = [stage.job(f"c{i}", one, theta, SimulatedNoise(i), bound=0.3) for i in range(count)]
     job = jobs[0]
-    expected = mechanism.expected(job.facts, job.plan, stage.kit(), job.broadcast, 0)
+    expected = mechanism.expected(job, stage.kit())
     return [message for message, _ in stage.run(jobs)], expected  # type: ignore[misc]
 
 
@@ -120,7 +120,7 @@ def drowned(C: float) -> list[str | None]:
     data = records(2, 20, WARM)
     own = Batch(data.x.float(), data.targets)
     jobs = [stage.job(f"c{i}", own, theta, SimulatedNoise(i), bound=C) for i in range(10)]
-    expected = mechanism.expected(jobs[0].facts, jobs[0].plan, stage.kit(), jobs[0].broadcast, 0)
+    expected = mechanism.expected(jobs[0], stage.kit())
     return [objection(message, expected, theta) for message, _ in stage.run(jobs)]
 
 
@@ -184,6 +184,6 @@ def test_agreed_records_bound_the_number_of_steps() -> None:
         stage = Stage(mechanism, backend, declared=n)
         job = stage.job("c", records(2, 20), theta, SimulatedNoise(0))
         facts = ClientFacts("c", n, 8.0, 1)
-        expected = mechanism.expected(facts, job.plan, stage.kit(), job.broadcast, 0)
+        expected = mechanism.expected(replace(job, facts=facts), stage.kit())
         reach.append(limits(expected, theta).norm)
     assert reach[1] > 20 * reach[0]

@@ -424,7 +424,7 @@ def test_losses_of_an_earlier_batch_are_refused(
 
 def test_a_step_without_a_batch_and_a_batch_without_a_step_are_refused(tmp_path: Path) -> None:
     private = prepared(tmp_path)
-    with pytest.raises(UserError, match="none that waits"):
+    with pytest.raises(UserError, match="no batch is waiting"):
         private.step(torch.zeros(3))
     with pytest.raises(UserError, match="had no private"):
         for _ in private:

@@ -88,7 +88,7 @@ class Stage:
         facts = ClientFacts(name, self.declared or len(records), self.budget, self.participations)
         sent = Broadcast("run", round, name, Decision(bound), theta)
         plan = self.mechanism.plan(facts, ())
-        return Job(facts, plan, records, records, {}, sent, 0, 7, OpenGate(noise))
+        return Job(facts, plan, sent, 0, records, records, {}, 7, OpenGate(noise))
 
     def run(self, jobs: Sequence[Job]) -> list[tuple[Message, State]]:
         return self.mechanism.run(jobs, self.kit())

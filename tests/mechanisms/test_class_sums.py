@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from modicum.core.facts import ClientFacts
 from modicum.core.messages import Broadcast, Decision
-from modicum.core.parts import CLASS_COUNTS, CLASS_SUMS
+from modicum.core.parts import CLASS_COUNTS, CLASS_SUMS, Asked
 from modicum.errors import UserError
 from modicum.federation.plausible import objection
 from modicum.mechanisms.class_sums import ClassSums, LinearHead, class_sums
@@ -35,7 +35,7 @@ def records(seed: int, scale: float) -> tuple[Tensor, Tensor]:
 def event(mechanism: ClassSums) -> Release:
     facts = ClientFacts("c", 8, 1.0, mechanism.total)
     plan = mechanism.plan(facts, ())
-    return mechanism._event(facts, plan, Broadcast("r", 0, "c", Decision(1.0), torch.zeros(1)))
+    return mechanism._event(Asked(facts, plan, Broadcast("r", 0, "c", Decision(1.0), torch.zeros(1)), 0))
 
 
 Sums = Callable[[Tensor, Tensor, tuple[int, ...]], tuple[Tensor, Tensor]]
@@ -122,14 +122,14 @@ def test_what_an_answer_can_be() -> None:
     backend, theta = loop(nn.Sequential(nn.Flatten(), nn.Linear(SIZE, CLASSES)).double())
     kit = Stage(mechanism, backend, declared=8).kit()
     facts = ClientFacts("c", 10_000, 8.0, 1)
-    asked = Broadcast("r", 0, "c", Decision(1.0), theta)
-    expected = mechanism.expected(facts, mechanism.plan(facts, ()), kit, asked, 0)
+    asked = Asked(facts, mechanism.plan(facts, ()), Broadcast("r", 0, "c", Decision(1.0), theta), 0)
+    expected = mechanism.expected(asked, kit)
     update = torch.zeros(CLASSES * (SIZE + 1), dtype=torch.double)
     update[0] = update[CLASSES * SIZE] = 10_000.0
     assert objection(Noised("c", 0, update, {}), expected, theta) is None
     assert objection(Noised("c", 0, 2 * update, {}), expected, theta) is not None
     assert expected.facts.variance < expected.facts.signal_variance[CLASS_COUNTS]
-    assert mechanism._event(facts, mechanism.plan(facts, ()), asked).blocks[0].name == CLASS_SUMS
+    assert mechanism._event(asked).blocks[0].name == CLASS_SUMS
 
 
 def test_only_a_linear_model_takes_sums() -> None:

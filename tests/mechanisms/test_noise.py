@@ -49,7 +49,7 @@ def test_every_layer_has_the_charged_noise(mechanism: Mechanism) -> None:
     )
     noise = with_noise - without
     job = stage.job("c", records(1, 8), theta, Silent(3), bound=BOUND)
-    event = mechanism.events(job.facts, job.plan, stage.kit(), job.broadcast, 0)[0]
+    event = mechanism.events(job, stage.kit())[0]
     over = mechanism.expected_batch(job.facts) if isinstance(mechanism, RecordLocal) else 1.0
     std = job.plan.releases[0].noise_multiplier * BOUND / over
     assert event.blocks[0].noise_std / over == pytest.approx(std)
@@ -121,7 +121,7 @@ def _cohort(
     theta = torch.ones(4000, dtype=torch.float64)
     blank = Batch(torch.zeros(1, 4000, dtype=torch.float64), {"y": torch.zeros(1, dtype=torch.long)})
     jobs = [stage.job(f"c{i}", blank, theta, noise, round=seed, bound=BOUND) for i in range(clients)]
-    events = {j.facts.name: mechanism.events(j.facts, j.plan, stage.kit(), j.broadcast, 0) for j in jobs}
+    events = {j.facts.name: mechanism.events(j, stage.kit()) for j in jobs}
     messages = [message for message, _ in stage.run(jobs)]
     return stage, messages, RoundState(seed, theta, {}, tuple(events), float(clients), events=events)
 

@@ -21,7 +21,7 @@ from modicum.federation.simulation import Simulation
 from modicum.methods import Aqc, AwdpFl, ClassMeans, DpSgd, NbAfl, PacDp, RpdpFl
 from modicum.papers.pac_dp.curve import Curve
 from modicum.privacy.accounting import epsilon
-from modicum.privacy.accounting.sampler_charge import FAILURE_PROBABILITY, rounding_doubt
+from modicum.privacy.accounting.sampler_charge import FAILURE_PROBABILITY, rounding_failure
 from modicum.privacy.integer_noise import Rounding
 from modicum.privacy.noise import NoiseKey, SimulatedNoise
 from modicum.privacy.noise.lattice import Lattice, round_rows, squared_norms
@@ -92,12 +92,12 @@ def test_a_sum_rounded_as_a_whole_moves_by_at_most_its_square() -> None:
     assert max(shifts) > Lattice(64, 16).square(norm)
 
 
-def test_doubt_of_rounding_is_charged(tmp_path: Path) -> None:
+def test_failure_of_rounding_is_charged(tmp_path: Path) -> None:
     run = simulated(DpSgd(**SUM), tmp_path / "r", metrics=())
     plan = run.plans["client-00"]
-    assert rounding_doubt(plan.releases) == FAILURE_PROBABILITY * plan.releases[0].count
+    assert rounding_failure(plan.releases) == FAILURE_PROBABILITY * plan.releases[0].count
     by_client = simulated(Aqc(level="client", **SUM), tmp_path / "s", metrics=())
-    assert rounding_doubt(by_client.plans["client-00"].releases) == 0
+    assert rounding_failure(by_client.plans["client-00"].releases) == 0
 
 
 def summand(run: Simulation, client: str, change: Any = None) -> Summand:

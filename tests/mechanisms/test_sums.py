@@ -68,8 +68,8 @@ def _cohort(
         batch = Batch(row, {"y": torch.zeros(1, dtype=torch.long)})
         job = replace(stage, budget=budget).job(name, batch, theta, Silent(0))
         job = replace(job, broadcast=replace(job.broadcast, decision=decisions[name]))
-        events[name] = mechanism.events(job.facts, job.plan, stage.kit(), job.broadcast, 0)
-        expected[name] = mechanism.expected(job.facts, job.plan, stage.kit(), job.broadcast, 0)
+        events[name] = mechanism.events(job, stage.kit())
+        expected[name] = mechanism.expected(job, stage.kit())
         jobs.append(job)
     messages = [message for message, _ in stage.run(jobs)]
     opening = RoundState(

@@ -23,6 +23,8 @@ PARAMETERS = {
     "lenet": 61_706,
     "lenet-sigmoid": 13_426,
     "cnn8": 436_202,
+    "lenet-contrast": 61_706,
+    "cnn-contrast": 25_098,
     "resnet18": 11_173_962,
     "resnet34": 21_282_122,
     "scattering": 39_700,
@@ -44,6 +46,14 @@ def test_examples_do_not_mix(name: str) -> None:
     with torch.no_grad():
         together, alone = model(x), torch.cat([model(x[i : i + 1]) for i in range(3)])
     torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "shape"), [("lenet-contrast", (1, 28, 28)), ("cnn-contrast", (3, 32, 32))])
+def test_which_side_of_an_edge_is_bright_does_not_matter(name: str, shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    edges = build(name, shape, 10, seed=3)[:3]
+    x = torch.rand(2, *shape)
+    torch.testing.assert_close(edges(x), edges(1 - x), atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.filterwarnings("error::modicum.compute.SlowClippingWarning")

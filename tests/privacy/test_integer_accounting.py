@@ -20,7 +20,7 @@ from modicum.methods import DpFedAvg, DpSgd
 from modicum.privacy import second_opinion
 from modicum.privacy.accounting import epsilon, gdp
 from modicum.privacy.accounting.choose import SKELLAM
-from modicum.privacy.accounting.sampler_charge import SHARE, charge, doubts, draws_distance, largest_epsilon
+from modicum.privacy.accounting.sampler_charge import SHARE, charge, draws_distance, failures, largest_epsilon
 from modicum.privacy.certificate import Certificate
 from modicum.privacy.events import NoSampling
 from modicum.privacy.integer_noise import Rounding
@@ -232,7 +232,7 @@ def test_sums_along_a_drawn_graph_are_charged(clients: int, graphs: int) -> None
     terms = agree(dimension=650, smallest_multiplier=6.0, largest_multiplier=6.0, clients=clients, honest=90)
     releases = (planned(terms),)
     draws = delta_taken([(replace(r.integers, clients=100), r.count) for r in releases if r.integers], 0.0)
-    assert doubts(releases) == graphs * 2.0**-60
+    assert failures(releases) == graphs * 2.0**-60
     assert charge(releases, 0.0) == pytest.approx(draws + graphs * 2.0**-60, rel=1e-9)
     taken = delta_taken([(r.integers, r.count) for r in releases if r.integers], 0.0)
     assert taken == pytest.approx(charge(releases, 0.0), rel=1e-9)

@@ -176,6 +176,18 @@ def test_what_does_not_fit_is_said_before_anything_is_computed(
         behind(weights, tmp_path, load("digits"), large, None)
     with pytest.raises(UserError, match="cannot be fitted"):
         behind(weights, tmp_path, load("digits"), False, large)
+    given = f'backbone = "{weights}"\ndir = "{tmp_path}"'
+    for old, new in (
+        ("discriminant:4", "whitened:4"),
+        ('proxy = "digits:5-9"', ""),
+        ("[privacy]", "views = 11\n[privacy]"),
+        (given, "views = 2"),
+        (given, 'trained_on = ["toy"]'),
+        (str(weights), f"{weights}:2"),
+    ):
+        text = CONFIG.replace("[privacy]", f"{given}\n[privacy]").replace(old, new)
+        with pytest.raises(UserError, match=r"features are|views|stages that it was trained with"):
+            experiment(read(write(tmp_path, text)))
 
 
 def test_public_labels_and_another_dataset_for_features() -> None:

@@ -12,7 +12,15 @@ from scipy.stats import hypergeom
 
 from modicum.secure_aggregation import Client, MemoryStore, ProtocolError, Step, SumTerms, Variant, VoidError, wire
 from modicum.secure_aggregation.graph import Graph, draw_neighbours
-from modicum.secure_aggregation.shape import FAILURE_PROBABILITY, STALL, Shape, _tails, agree_shape, doubt, stall
+from modicum.secure_aggregation.shape import (
+    FAILURE_PROBABILITY,
+    STALL,
+    Shape,
+    _tails,
+    agree_shape,
+    failure_probability,
+    stall,
+)
 from tests.secure_aggregation.adversary import Adversary, spy
 from tests.secure_aggregation.players import Ring, Round, drawn, players, random_inputs, signing_key, terms_for
 
@@ -43,12 +51,12 @@ def test_the_shape_that_is_agreed_on(clients: int, colluders: int, dropouts: int
     """Small, and within both bounds; with one neighbour in three taken away it is not any more."""
     threshold = clients - dropouts
     assert agree_shape(clients, threshold, colluders, dropouts, dropouts) == shape
-    assert doubt(clients, colluders, dropouts, shape) <= FAILURE_PROBABILITY
+    assert failure_probability(clients, colluders, dropouts, shape) <= FAILURE_PROBABILITY
     assert stall(clients, dropouts, shape) <= STALL
     if shape.neighbours < clients - 1:
         mutant = Shape(2 * shape.neighbours // 3, 2 * shape.shares // 3)
         assert (
-            doubt(clients, colluders, dropouts, mutant) > FAILURE_PROBABILITY
+            failure_probability(clients, colluders, dropouts, mutant) > FAILURE_PROBABILITY
             or stall(clients, dropouts, mutant) > STALL
         )
 
@@ -73,7 +81,7 @@ def test_the_bound_holds_for_drawn_graphs() -> None:
             others = [j for j in range(10) if j != i]
             choices[i] = set(rng.choice(others, shape.neighbours, replace=False).tolist())
         bad += falls_apart(choices, {9}, shape.shares - 1)
-    bound = doubt(10, 1, 0, shape)
+    bound = failure_probability(10, 1, 0, shape)
     assert 0 < bad / 300 <= bound + 6 * (bound / 300) ** 0.5
     assert bound < 0.5
 
@@ -99,7 +107,7 @@ def test_a_round_of_101_with_dropouts_at_every_step() -> None:
     """The agreed graph: ten of 101 leave, two at each step, and the sum is exact."""
     terms = terms_for(101, colluders=1, threshold=91)
     assert terms.shape == Shape(32, 22)
-    assert 0 < terms.doubt <= FAILURE_PROBABILITY
+    assert 0 < terms.failure_probability <= FAILURE_PROBABILITY
     game = one_round(terms, {step: [2 * k, 2 * k + 1] for k, step in enumerate(STEPS)}, 0)
     np.testing.assert_array_equal(game.play(), game.true_sum())
     assert game.survivors == tuple(range(6, 101))

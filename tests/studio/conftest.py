@@ -12,7 +12,7 @@ import modicum as mo
 from modicum.federation.run_folder import RunFolder
 from modicum.privacy.verify import verify
 from modicum.studio import audited
-from modicum.studio.guard import Guard
+from modicum.studio.guard import RequestGuard
 from modicum.studio.server import Studio
 
 starlette = pytest.importorskip("starlette")
@@ -47,7 +47,7 @@ class Client:
         from starlette.testclient import TestClient
 
         self.studio = Studio(folder)
-        app = Guard(self.studio.app(), TOKEN, PORT)
+        app = RequestGuard(self.studio.app(), TOKEN, PORT)
         self.http = TestClient(app, base_url=f"http://127.0.0.1:{PORT}")  # type: ignore[arg-type]
 
     def get(self, path: str, status: int = 200):  # type: ignore[no-untyped-def]

@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 
 from modicum.studio import guard
-from modicum.studio.guard import CHECKS, Asked, Check, Guard
+from modicum.studio.guard import CHECKS, Check, Request, RequestGuard
 from tests.studio.conftest import NASTY, PORT, TOKEN, Client
 
 HOST = f"127.0.0.1:{PORT}"
 OWN = {"host": [HOST]}
 
 
-def get(*headers: tuple[str, str], path: str = f"/{TOKEN}/", method: str = "GET") -> Asked:
-    return Asked(method, path, {**OWN, **{name: [value] for name, value in headers}})
+def get(*headers: tuple[str, str], path: str = f"/{TOKEN}/", method: str = "GET") -> Request:
+    return Request(method, path, {**OWN, **{name: [value] for name, value in headers}})
 
 
-BAD: list[tuple[str, Asked, Check]] = [
+BAD: list[tuple[str, Request, Check]] = [
     ("no secret", get(path="/api/runs"), guard.only_with_the_secret),
     ("nothing at all", get(path="/"), guard.only_with_the_secret),
     ("a wrong secret", get(path=f"/{TOKEN}x/api/runs"), guard.only_with_the_secret),
@@ -28,8 +28,8 @@ BAD: list[tuple[str, Asked, Check]] = [
     ("a secret that is no text", get(path="/\udcff/"), guard.only_with_the_secret),
     ("a rebound name", get(("host", "evil.example:8000")), guard.only_own_name),
     ("another port", get(("host", "127.0.0.1:9")), guard.only_own_name),
-    ("no host", Asked("GET", f"/{TOKEN}/", {}), guard.only_own_name),
-    ("two hosts", Asked("GET", f"/{TOKEN}/", {"host": [HOST, HOST]}), guard.only_own_name),
+    ("no host", Request("GET", f"/{TOKEN}/", {}), guard.only_own_name),
+    ("two hosts", Request("GET", f"/{TOKEN}/", {"host": [HOST, HOST]}), guard.only_own_name),
     ("another origin", get(("origin", "http://evil.example"), method="POST"), guard.only_own_origin),
     ("a page without origin", get(("origin", "null"), method="POST"), guard.only_own_origin),
     ("the page of another port", get(("origin", "http://127.0.0.1:9")), guard.only_own_origin),
@@ -43,16 +43,16 @@ async def nothing(*_: object) -> None: ...
 
 
 @pytest.mark.parametrize(("asked", "check"), [row[1:] for row in BAD], ids=[row[0] for row in BAD])
-def test_what_is_not_the_page_s_own_is_refused_and_only_by_this_check(asked: Asked, check: Check) -> None:
-    assert Guard(nothing, TOKEN, PORT).refusal(asked) is not None
-    mutant = Guard(nothing, TOKEN, PORT, [one for one in CHECKS if one is not check])
+def test_what_is_not_the_page_s_own_is_refused_and_only_by_this_check(asked: Request, check: Check) -> None:
+    assert RequestGuard(nothing, TOKEN, PORT).refusal(asked) is not None
+    mutant = RequestGuard(nothing, TOKEN, PORT, [one for one in CHECKS if one is not check])
     assert mutant.refusal(asked) is None, "another check refuses it as well: this one is not known to bite"
 
 
 @pytest.mark.parametrize("host", [HOST, f"localhost:{PORT}"])
 def test_the_page_s_own_requests_pass(host: str) -> None:
     headers = {"host": [host], "origin": [f"http://{host}"], "sec-fetch-site": ["same-origin"]}
-    assert Guard(nothing, TOKEN, PORT).refusal(Asked("POST", f"/{TOKEN}/api/plan", headers)) is None
+    assert RequestGuard(nothing, TOKEN, PORT).refusal(Request("POST", f"/{TOKEN}/api/plan", headers)) is None
 
 
 def test_refusals_reach_the_browser_with_all_headers(client: Client) -> None:
@@ -121,14 +121,14 @@ def test_a_mutant_that_follows_links_is_caught(
 
 def test_the_browser_s_arguments_open_the_studio_once() -> None:
     """Other users of the machine see them: whoever comes second with the same address is refused."""
-    guarded = Guard(nothing, TOKEN, PORT, once="one-time")
+    guarded = RequestGuard(nothing, TOKEN, PORT, once="one-time")
     there = get(path="/one-time")
     assert not guarded._opened_once(get(path="/one-tim"))
     assert not guarded._opened_once(get(("sec-fetch-site", "cross-site"), path="/one-time"))
     assert guarded._opened_once(there)
     assert not guarded._opened_once(there)
     assert guarded.refusal(there) is not None
-    assert not Guard(nothing, TOKEN, PORT)._opened_once(get(path="/None"))
+    assert not RequestGuard(nothing, TOKEN, PORT)._opened_once(get(path="/None"))
 
 
 def test_it_leads_to_the_secret_address() -> None:
@@ -140,7 +140,7 @@ def test_it_leads_to_the_secret_address() -> None:
     async def play() -> None:
         headers = [(b"host", HOST.encode())]
         scope = {"type": "http", "method": "GET", "path": "/one-time", "headers": headers}
-        await Guard(nothing, TOKEN, PORT, once="one-time")(scope, nothing, send)
+        await RequestGuard(nothing, TOKEN, PORT, once="one-time")(scope, nothing, send)
 
     asyncio.run(play())
     assert sent[0]["status"] == 303

@@ -16,8 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from modicum.data.catalogue import load
+from modicum.errors import UserError
 
 SIDE, TALL = 40, 36
+RECORDS = 4000  # of MNIST
 DIGITS = "0123456789"
 Masks = npt.NDArray[np.uint8]
 
@@ -55,6 +57,10 @@ def of_fonts(folders: list[str], characters: str = DIGITS) -> Masks:
         if all(m is not None for m in masks) and _are_digits(masks[: len(DIGITS)]):
             rows = np.stack([m for m in masks if m is not None])
             found.setdefault(rows.tobytes(), rows)
+    if not found:
+        raise UserError(
+            f"there is no font with digits in {', '.join(folders)}: install some, or name other folders"
+        )
     return np.stack(list(found.values()))
 
 
@@ -79,14 +85,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m modicum_bench.fedcompdp.glyphs")
     parser.add_argument("--fonts", nargs="+", required=True, help="folders with fonts")
     parser.add_argument("--data-dir", default=None, help="the data folder (default: MODICUM_DATA)")
-    parser.add_argument("--records", type=int, default=4000, help="of MNIST")
+    parser.add_argument("--records", type=int, default=RECORDS, help="of MNIST")
     parser.add_argument("--out", required=True)
     given = parser.parse_args()
-    fonts = of_fonts(given.fonts)
-    written, labels = of_mnist(given.records, given.data_dir)
-    np.savez_compressed(given.out, fonts=fonts, written=written, labels=labels)
-    print(f"{len(fonts)} fonts, {len(written)} handwritten digits")
+    print(write(given.fonts, given.out, given.records, given.data_dir))
     return 0
+
+
+def write(fonts: list[str], out: str, records: int = RECORDS, data_dir: str | None = None) -> str:
+    """All masks in one file, and how many there are in words."""
+    printed = of_fonts(fonts)
+    written, labels = of_mnist(records, data_dir)
+    np.savez_compressed(out, fonts=printed, written=written, labels=labels)
+    return f"{len(printed)} fonts, {len(written)} handwritten digits"
 
 
 if __name__ == "__main__":

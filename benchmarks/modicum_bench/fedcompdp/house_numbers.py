@@ -27,6 +27,7 @@ from modicum_bench.fedcompdp.rendered import Renderer, Sources
 SHAPE = BackboneShape(3, (64, 128, 256, 320), blocks=2, taps=2, norm="affine")
 RATE, DECAY, SMOOTHING, AVERAGE = 0.4, 1e-4, 0.05, 0.999
 HELD_OUT = 2000
+SECONDS, BATCH = 220.0, 2048  # on an H200
 
 
 class Draws(Protocol):
@@ -115,20 +116,24 @@ def sources_from(glyphs: str, patches: np.ndarray[Any, Any], device: str) -> Sou
     return Sources.of(fonts, written, labels, torch.from_numpy(patches), device)
 
 
+def write(glyphs: str, out: str, seconds: float, batch: int, device: str, data_dir: str | None = None) -> None:
+    """Train on rendered house numbers, and write the weights."""
+    sources = sources_from(glyphs, load("cifar-100", data_dir).train.x, device)
+    pictures = Pictures("rendered house numbers", 10, lambda seed: Renderer(sources, seed))
+    model, about = train(pictures, SHAPE, seconds, batch)
+    save_backbone(model, out, {"proxy": "cifar-100 patches under rendered digits", **about})
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m modicum_bench.fedcompdp.house_numbers")
     parser.add_argument("--glyphs", required=True, help="from modicum_bench.fedcompdp.glyphs")
     parser.add_argument("--out", required=True, help="where the weights go (.npz)")
-    parser.add_argument("--seconds", type=float, default=220.0)
-    parser.add_argument("--batch", type=int, default=2048)
+    parser.add_argument("--seconds", type=float, default=SECONDS)
+    parser.add_argument("--batch", type=int, default=BATCH)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--data-dir", default=None, help="the data folder (default: MODICUM_DATA)")
     given = parser.parse_args()
-    patches = load("cifar-100", given.data_dir).train.x
-    sources = sources_from(given.glyphs, patches, given.device)
-    pictures = Pictures("rendered house numbers", 10, lambda seed: Renderer(sources, seed))
-    model, about = train(pictures, SHAPE, given.seconds, given.batch)
-    save_backbone(model, given.out, {"proxy": "cifar-100 patches under rendered digits", **about})
+    write(given.glyphs, given.out, given.seconds, given.batch, given.device, given.data_dir)
     return 0
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from modicum.comparing.workers import Progress, work
 from modicum.errors import UserError
+from modicum_bench.fedcompdp.backbones import ensure
 from modicum_bench.fedcompdp.cells import Cell, Found, Try, head_file, played, tried
 from modicum_bench.fedcompdp.play import stage
 from modicum_bench.fedcompdp.report import picture, tables
@@ -37,6 +38,8 @@ def bench(
     out.mkdir(parents=True, exist_ok=True)
     if workers < 1:
         raise UserError(f"give at least one worker, got {workers}")
+    if {"choose", "test"} & set(stages):
+        ensure(tasks, backbones, device, say)
     if "choose" in stages:
         _choose(tasks, STEPS[preset], out, backbones, workers, progress)
         say(f"settings: {out / 'settings.json'}")

@@ -28,6 +28,7 @@ from modicum_bench.fedcompdp.hog import hand_made
 from modicum_bench.fedcompdp.pack import packed_file, unpack
 
 CLIENTS, BUDGET = 10, 8.0
+HOUSE_NUMBERS = "house-numbers.npz"
 SPEC = PrivacySpec(unit=Unit.RECORD)
 PUBLIC_SEED = 0  # public records are the same in every draw, since settings are chosen on them
 FOLDS = 5
@@ -64,7 +65,7 @@ def _cifar(partition: str) -> Task:
 
 
 def _svhn(partition: str) -> Task:
-    return Task("svhn", partition, ("house-numbers.npz",), power=1.0)
+    return Task("svhn", partition, (HOUSE_NUMBERS,), power=1.0)
 
 
 def _with_histograms(partition: str) -> Task:

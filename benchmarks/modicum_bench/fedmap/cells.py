@@ -28,21 +28,21 @@ class Task:
 TASKS = {
     "fashion-mnist": Task(
         "fashion-mnist",
-        "lenet, normalised",
+        "lenet-contrast",
         150,
         {0.1: 1.04, 0.2: 3.57, 0.3: 7.71},
         {0.1: 0.7824, 0.2: 0.7940, 0.3: 0.8011},
     ),
     "cifar-10": Task(
         "cifar-10",
-        "cnn, normalised",
+        "cnn-contrast",
         150,
         {0.1: 2.19, 0.2: 8.81, 0.3: 19.78},
         {0.1: 0.4253, 0.2: 0.4435, 0.3: 0.4700},
     ),
     "svhn": Task(
         "svhn",
-        "cnn, normalised",
+        "cnn-contrast",
         150,
         {0.1: 2.23, 0.2: 10.38, 0.3: 27.64},
         {0.1: 0.4016, 0.2: 0.4813, 0.3: 0.4926},

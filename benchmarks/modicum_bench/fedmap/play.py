@@ -23,8 +23,6 @@ from modicum.federation.rehearsal import Rehearsal, stand_in
 from modicum.papers.fedmap.fit import Schedule, fit_metanet
 from modicum.papers.pac_dp.grid import gradient_scale
 from modicum_bench.fedmap.cells import ALPHA, LARGE, TASKS, TRAINED, Cell, Choice, method
-from modicum_bench.fedmap.networks import NETWORKS
-from modicum_bench.fedmap.networks import network as network_of
 from modicum_bench.fedmap.regimes import REGIMES, regime
 from modicum_bench.fedmap.rivals import loader
 
@@ -36,10 +34,10 @@ RIVAL = (
 )
 SCHEDULE = Schedule(runs=2, held_out=3, passes=2, epochs=20)
 RATES = {  # by network and participation
-    "lenet, normalised": {0.1: (0.04, 0.07, 0.12), 0.2: (0.08, 0.14, 0.24), 0.3: (0.12, 0.21, 0.36)},
-    "cnn, normalised": {0.1: (0.08, 0.15, 0.3), 0.2: (0.12, 0.22, 0.45), 0.3: (0.15, 0.3, 0.6)},
+    "lenet-contrast": {0.1: (0.04, 0.07, 0.12), 0.2: (0.08, 0.14, 0.24), 0.3: (0.12, 0.21, 0.36)},
+    "cnn-contrast": {0.1: (0.08, 0.15, 0.3), 0.2: (0.12, 0.22, 0.45), 0.3: (0.15, 0.3, 0.6)},
 }
-SHARES = {"lenet, normalised": 0.3, "cnn, normalised": 0.1}  # of the median norm, for the first bound
+SHARES = {"lenet-contrast": 0.3, "cnn-contrast": 0.1}  # of the median norm, for the first bound
 
 
 def grid(task: str, participation: float) -> tuple[Choice, ...]:
@@ -47,7 +45,7 @@ def grid(task: str, participation: float) -> tuple[Choice, ...]:
     if TASKS[task].model == LARGE:
         return tuple(Choice(lr, 0.9) for lr in (0.03, 0.1, 0.3))
     model = TASKS[task].model
-    if model not in NETWORKS:
+    if model not in RATES:
         return RIVAL if " " in task else LINEAR
     return tuple(Choice(lr, 0.9, SHARES[model], 0.95) for lr in RATES[model][participation])
 
@@ -131,11 +129,10 @@ class Bench:
     def experiment(self, cell: Cell, choice: Choice, network: str | None = None) -> Experiment:
         task = TASKS[cell.task]
         federation = self.federation(cell.task, cell.budget, cell.seed)
-        data, named = federation.data, task.model in NETWORKS
         return Experiment(
             federation=federation,
             method=method(cell.variant, choice, network),
-            model=network_of(task.model, data.input_shape, data.classes, cell.seed) if named else task.model,
+            model=task.model,
             rounds=task.rounds,
             per_round=round(cell.participation * task.clients),
             seed=cell.seed,

@@ -34,6 +34,11 @@ RECIPES = {
         BackboneShape(3, (64, 128, 256), blocks=2, mirror=True),
         Pretraining(epochs=200, seconds=170, batch=512, learning_rate=0.2),
     ),
+    "cifar-100-wide.npz": Recipe(
+        "cifar-100",
+        BackboneShape(3, (128, 256, 512), blocks=3, mirror=True, norm="affine"),
+        Pretraining(epochs=400, seconds=530, batch=512, learning_rate=0.2),
+    ),
     "cifar-10-group.npz": Recipe(
         "cifar-10",
         BackboneShape(3, (64, 128, 256), blocks=2, mirror=True),

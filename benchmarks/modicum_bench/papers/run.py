@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from modicum_bench.papers.rows import NONE, PRINTED, ROWS, Found, cell, play
 
@@ -22,7 +23,7 @@ def stored(paper: str) -> str:
 def quick(paper: str, out: Path, say: Callable[[str], None]) -> str:
     """The rows on digits, played now; minutes, and nothing but the package is needed."""
     out.mkdir(parents=True, exist_ok=True)
-    rows = play(paper, say)
+    rows = sorted(play(paper, say), key=lambda row: ROWS.index(row["row"]))
     text = "".join(json.dumps(row) + "\n" for row in rows)
     (out / "digits.jsonl").write_text(text, encoding="utf-8")
     return "\n\n".join([three(rows), _drawn(rows, out / "rows.png")])
@@ -48,8 +49,11 @@ def fresh(paper: str, out: Path, say: Callable[[str], None]) -> str:
         case "fedmap":
             from modicum_bench.fedmap.play import Workspace
             from modicum_bench.fedmap.run import bench as fedmap
+            from modicum_bench.pac_dp.backbones import ensure
 
-            text = fedmap("paper", Workspace(out, device=device), say=say)
+            wide = "cifar-100-wide.npz"
+            ensure(wide, backbones, None, device, None, say)
+            text = fedmap("paper", Workspace(out, backbone=backbones / wide, device=device), say=say)
         case _:
             from modicum_bench.fedcompdp.run import STAGES as PARTS
             from modicum_bench.fedcompdp.run import bench as fedcompdp
@@ -115,22 +119,31 @@ def _pictures(paper: str) -> str:
 
 
 def _drawn(rows: Sequence[Found], path: Path) -> str:
-    """Accuracy of each row, with its ε."""
+    """Accuracy of each row, with its ε; hollow: of clients' own models, where the paper reports them."""
     from modicum.errors import MissingExtraError
     from modicum.figures import blank_figure
 
     try:
-        figure = blank_figure(6.5, 3.0)
+        figure = blank_figure(6.5, 3.4)
     except MissingExtraError as missing:
         return f"no picture: {missing}"
     axes = figure.subplots()
     for place, row in enumerate(reversed(rows)):
-        values = [100 * run["accuracy"] for run in row["runs"]]
         colour = "#c05621" if row["row"] == PRINTED else "#4a5568" if row["row"] == NONE else "#2b6cb0"
-        axes.plot(values, [place] * len(values), "o", color=colour, alpha=0.6)
+        _points(axes, row, "accuracy", place, color=colour)
+        if row["paper"] == "acdp-pfsd":
+            _points(axes, row, "personalised", place - 0.22, markeredgecolor=colour, markerfacecolor="none")
     names = [f"{r['row']}\nε claimed {cell(r, 'claimed')}, true {cell(r, 'true')}" for r in reversed(rows)]
     axes.set_yticks(range(len(rows)), names, fontsize=8)
-    axes.set_xlabel("test accuracy, %")
+    axes.set_ylim(-0.6, len(rows) - 0.4)
+    axes.set_title(f"{rows[0]['paper']} on digits, a point a seed", fontsize=9)
+    hollow = "; hollow: personalised" if rows[0]["paper"] == "acdp-pfsd" else ""
+    axes.set_xlabel(f"test accuracy, %{hollow}")
     axes.grid(axis="x", alpha=0.25)
     figure.savefig(path, dpi=110)
     return f"Picture: {path}"
+
+
+def _points(axes: Any, row: Found, what: str, place: float, **style: Any) -> None:
+    values = [100 * run[what] for run in row["runs"] if run[what] is not None]
+    axes.plot(values, [place] * len(values), "o", alpha=0.6, **style)

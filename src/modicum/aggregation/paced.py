@@ -59,7 +59,7 @@ class Paced:
 
     def init(self, public: PublicFacts) -> State:
         state = {"step": self.pace(public).step, "base": self.base.init(public)}
-        variance, features = self.doubt(public), public.features
+        variance, features = self.weight_variance(public), public.features
         if features is None or features.known is None or variance * len(features.known[1]) / 4 < LEAST:
             return state
         return {**state, "known": features.known, "variance": variance}
@@ -81,7 +81,7 @@ class Paced:
         head = anchored(head, torch.cat([x, x.new_full((len(x), 1), self.constant)], 1), y, state["variance"])
         return torch.cat([head[:, :size].flatten(), head[:, size]])
 
-    def doubt(self, public: PublicFacts) -> float:
+    def weight_variance(self, public: PublicFacts) -> float:
         """Variance of a weight of the head that comes of counting clients otherwise than by their records."""
         noises, records = _noises(public), [c.records for c in public.clients]
         if not all(noises):
@@ -161,8 +161,9 @@ class Paced:
             )
         if "known" in self.init(public):
             yield (
-                "Clients count by their budgets and not by their records, by which a weight may be off by about "
-                f"{math.sqrt(self.doubt(public)):.2g}: the model that is kept is drawn to public records by that."
+                "Clients count by their budgets and not by their records, so a weight may be off by about "
+                f"{math.sqrt(self.weight_variance(public)):.2g}: the model that is kept is drawn to public "
+                "records by that."
             )
         yield _only_a_head(left)
 

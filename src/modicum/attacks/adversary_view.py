@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from modicum.core.extension_points import TellsNoise
+from modicum.core.extension_points import TellsNoise, secret_rate
 from modicum.core.facts import ClientFacts
 from modicum.core.layout import Layout
 from modicum.core.messages import (
@@ -29,7 +29,7 @@ from modicum.core.messages import (
     Share,
     decode,
 )
-from modicum.core.parts import Batch, Method
+from modicum.core.parts import Asked, Batch, Method
 from modicum.core.release_gate import SERVER
 from modicum.data.arrays import Arrays, ClientData, FederatedData
 from modicum.errors import UserError
@@ -48,7 +48,7 @@ class Public:
     """
 
     setup: RunContext = field(repr=False)
-    pool: Batch = field(repr=False)  # of the clients' kind, in nobody's training data: what the attacker brings
+    pool: Batch = field(repr=False)  # like the clients', and not among them: what the attacker brings
     pool_note: str
 
     @property
@@ -179,7 +179,7 @@ def view_of(seen: Iterable[Seen], public: Public, party: str = SERVER) -> Advers
     things = list(seen)
     shows = public.view.shows
     if party not in (SERVER, AGGREGATOR) or (party == AGGREGATOR and shows is not Shows.SUM):
-        raise UserError(f"nobody called {party!r} sees more than the server in this run: use {SERVER!r}")
+        raise UserError(f"this run has no {party!r} that sees more than the server: use {SERVER!r}")
     sent = {(s.party, s.round): _broadcast(s) for s in things if s.kind == "broadcast"}
     if shows is Shows.MESSAGES or party == AGGREGATOR:
         found = _messages(things, sent, public, party)
@@ -194,7 +194,7 @@ def view_of(seen: Iterable[Seen], public: Public, party: str = SERVER) -> Advers
 def _broadcast(seen: Seen) -> Broadcast:
     found = decode(seen.content)
     if not isinstance(found, Broadcast):
-        raise UserError("a proposal in this transcript is none: use an intact copy")
+        raise UserError("this transcript is damaged, a proposal in it cannot be read: use an intact copy")
     return found
 
 
@@ -230,14 +230,13 @@ def _sums(things: Iterable[Seen], sent: Sent, public: Public) -> Iterator[Observ
 
 def _may_hold(public: Public, asked: list[str]) -> tuple[str, ...]:
     """A secret cohort may hold anybody: who was asked is in the transcript, and not in the adversary's view."""
-    return tuple(public.clients) if public.method.mechanism.cohort_rate is not None else tuple(asked)
+    return tuple(public.clients) if secret_rate(public.method.mechanism) is not None else tuple(asked)
 
 
 def _expected(public: Public, told: Broadcast, participation: int) -> Expected:
     setup = public.setup
-    return setup.method.mechanism.expected(
-        public.clients[told.client], setup.plans[told.client], setup.kit, told, participation
-    )
+    asked = Asked(public.clients[told.client], setup.plans[told.client], told, participation)
+    return setup.method.mechanism.expected(asked, setup.kit)
 
 
 def _as_told(

@@ -46,7 +46,9 @@ def by_lengths(view: AdversaryView, questions: Questions, *, done: Done | None =
     for observed in view.observed:
         one = Targets.of(view, [observed], str(view.public.device))
         if one.recipe.used != 1:
-            raise UserError(f"lengths tell one record, and these messages hold {one.recipe.used}")
+            raise UserError(
+                f"the attack by lengths reads messages of one record, and these hold {one.recipe.used}"
+            )
         rows = [i for i, name in enumerate(questions.clients) if name in observed.senders]
         for at in torch.split(torch.tensor(rows, dtype=torch.long), CHUNK):
             many = replace(one, observed=(observed,) * len(at))

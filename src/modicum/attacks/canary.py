@@ -22,6 +22,7 @@ from modicum.attacks.bounds import FloatArray, LowerBounds, lower_bounds
 from modicum.attacks.probe import ProbeBackend, ProbeTraining, Turning
 from modicum.attacks.trials import EachTrial, TrialCarrier, TrialCohorts, TrialNoise
 from modicum.core import release_gate
+from modicum.core.extension_points import secret_rate
 from modicum.core.facts import ClientFacts, PublicFacts
 from modicum.core.parts import Backend, Batch, ClientKit, Mechanism, Method, Policy
 from modicum.core.persons import Slot
@@ -193,7 +194,7 @@ class _World:
         kit = ClientKit(backend, method.training, method.policy, shared, public=public)
         own = [self._noise_of(trial, noise) for trial in range(what.trials)]
         in_turn = _schedule(what) is not None
-        cohorts = TrialCohorts(self._of_a_trial, what.rounds, tuple(own), what.mechanism.cohort_rate, in_turn)
+        cohorts = TrialCohorts(self._of_a_trial, what.rounds, tuple(own), secret_rate(what.mechanism), in_turn)
         first = torch.ones(self.dimension, dtype=torch.float64)
         self.server = Server(method, public, cohorts, RUN, kit, first)
         clients = Clients(method, kit, members, self.ledger, noise, at_once=len(members), watch=watch)

@@ -38,11 +38,11 @@ def compare(
     from modicum.cli.progress import counting
 
     if as_json and as_csv:
-        raise UserError("--json and --csv both want to be all that is printed: give one of them")
+        raise UserError("--json and --csv each print nothing else: give one of them")
     if resume is None and not files:
         raise UserError("give an experiment file, e.g. modicum compare examples/digits.toml --methods dp-sgd,aqc")
     if resume is not None and (files or methods or options or grid or out):
-        raise UserError("--resume goes on with what is in the folder: leave files, settings and --out away")
+        raise UserError("--resume goes on with what is in the folder: leave out files, settings and --out")
     try:
         with counting(quiet=as_json or as_csv) as progress:
             if resume is not None:

@@ -35,7 +35,7 @@ def look(
 
     if path.is_dir():
         if epsilon is not None or out is not None:
-            raise UserError(f"{path} is a look that was taken: leave --epsilon and --out away")
+            raise UserError(f"{path} is a look that was taken: leave out --epsilon and --out")
         found, folder = finish(path), path
     else:
         if epsilon is None:
@@ -56,5 +56,5 @@ def _names(option: str, text: str | None) -> list[str]:
     """What an option lists. An empty list would mean everything, at everybody's expense: it is left away."""
     names = [name.strip() for name in (text or "").split(",") if name.strip()]
     if text is not None and not names:
-        raise UserError(f"{option} {text!r} names nothing: leave it away for the default, or give names, e.g. a,b")
+        raise UserError(f"{option} {text!r} names nothing: leave it out for the default, or give names, e.g. a,b")
     return names

@@ -23,13 +23,13 @@ def paper(
 
     Nothing is computed without --quick or --fresh.
     """
-    from modicum.cli.bench import bench, writable
+    from modicum.cli.bench import find, writable
 
     if name not in NAMES:
         raise UserError(f"unknown paper {name!r}: choose one of {', '.join(NAMES)}")
     if quick and fresh:
         raise UserError("--quick plays a little and --fresh everything: choose one")
-    bench()  # finds the benchmarks, or says where they are
+    find()
     from modicum_bench.papers import run
 
     folder = writable(out or Path("runs") / f"paper-{name}")

@@ -135,7 +135,7 @@ class Comparison:
         return plain_table([head, *body]) + (
             "\n* simulated ground truth: mean ± standard deviation of single runs; "
             "differences are paired by seed, with 95% intervals.\n"
-            "Choosing a setting by these figures is paid for by nobody: modicum tune states what a choice costs"
+            "Choosing a setting by these figures is not paid for: modicum tune states what a choice costs"
         )
 
     def to_dict(self, against: str | None = None) -> dict[str, Any]:

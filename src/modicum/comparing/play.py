@@ -32,7 +32,7 @@ Files = str | PathLike[str] | Sequence[str | PathLike[str]]
 
 
 @dataclass(frozen=True)
-class Job:
+class CellJob:
     """A cell and the folder that its run belongs in; without one its files are sent back."""
 
     cell: Cell
@@ -120,7 +120,7 @@ def _play(
     left = [cell for cell in cells if not _finished(cell, RunFolder(place / cell.folder))]
     done = len(cells) - len(left)
     jobs = [
-        Job(cell, None if ray else place / cell.folder, tuple(track), f"{place.name}/{cell.folder}")
+        CellJob(cell, None if ray else place / cell.folder, tuple(track), f"{place.name}/{cell.folder}")
         for cell in left
     ]
 
@@ -190,7 +190,7 @@ def _refuse_what_stays(cells: Sequence[Cell]) -> None:
             raise UserError(f"{cell.label}: runs with cryptographic noise stay on this machine: leave --ray out")
 
 
-def _run(job: Job) -> bytes:
+def _run(job: CellJob) -> bytes:
     """Play one cell; its files as an archive where it has no folder here."""
     if job.folder is not None:
         _carry_out(job, job.folder)
@@ -204,7 +204,7 @@ def _run(job: Job) -> bytes:
         return packed.getvalue()
 
 
-def _carry_out(job: Job, folder: Path) -> None:
+def _carry_out(job: CellJob, folder: Path) -> None:
     cell, files = job.cell, RunFolder(folder)
     files.make(fresh=False)
     try:

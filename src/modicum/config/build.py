@@ -186,9 +186,10 @@ def _spec(config: Config, clients: int) -> PrivacySpec:
 def _datasets(config: Config, alone: str | None) -> tuple[Dataset, Proxy, Dataset | None]:
     """The records, the proxy, and what features are fitted to; all behind the backbone, if there is one."""
     from modicum.data.fetch import data_folder
-    from modicum.public.features import behind
+    from modicum.public.features import behind, check_features
 
     data = config.data
+    check_features(_features(config), data.features_from is not None, data.proxy is not False)
     proxy = load(data.proxy, data.dir) if isinstance(data.proxy, str) else data.proxy
     source = None if data.features_from is None else load(data.features_from, data.dir)
     cache, records = data_folder(data.dir) / "features", _records(config, alone)

@@ -60,8 +60,8 @@ def with_looks(config: Config, folder: Path) -> Config:
         then = (one.planned or now)["privacy.budgets"]
         if then != now["privacy.budgets"]:
             raise UnsoundError(
-                f"[privacy] budgets was {then} when the look {one.run} was taken: one that is chosen by its "
-                "figures is no cap of what both tell (R3), so put it back"
+                f"[privacy] budgets was {then} when the look {one.run} was taken: a budget chosen "
+                "after seeing its figures does not bound what both tell (R3), so put it back"
             )
     known: Mapping[str, Look] = {
         one.run: replace(one, planned_before=dict(one.planned or {}) == now) for one in read.values()

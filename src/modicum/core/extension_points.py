@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from modicum.core.facts import ClientFacts, PublicFacts
-    from modicum.core.messages import Broadcast, Noised
+    from modicum.core.messages import Broadcast, Decision, Noised
     from modicum.core.optimisers import Optimiser
 
 
@@ -76,6 +76,28 @@ class Explains(Protocol):
 
     def explain(self, public: PublicFacts) -> Iterable[str]:
         """What it decided and why, a sentence each."""
+
+
+@runtime_checkable
+class AdjustsDecisions(Protocol):
+    """A mechanism that tells clients another decision than the policy made, as where they share one noise."""
+
+    def decisions(self, chosen: Mapping[str, Decision], multipliers: Mapping[str, float]) -> dict[str, Decision]:
+        """By client: the policy's choice, adjusted to the noise multipliers of all plans."""
+
+
+@runtime_checkable
+class SecretCohorts(Protocol):
+    """A mechanism whose trusted server may draw its cohorts in secret."""
+
+    @property
+    def cohort_rate(self) -> float | None:
+        """The rate of the secret Poisson cohort; None where cohorts are public."""
+
+
+def secret_rate(mechanism: object) -> float | None:
+    """The rate of a secret cohort, where there is one."""
+    return mechanism.cohort_rate if isinstance(mechanism, SecretCohorts) else None
 
 
 @runtime_checkable

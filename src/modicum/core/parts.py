@@ -329,16 +329,31 @@ class ClientKit:
 
 
 @dataclass(frozen=True)
-class Job:
-    """Everything one client needs for one round. `gate` is the only way out."""
+class Asked:
+    """A proposal as it comes to one client, and what is public of that client."""
 
     facts: ClientFacts
-    plan: PrivacyPlan
+    plan: PrivacyPlan  # that the client agreed to
+    broadcast: Broadcast
+    participation: int  # how many rounds this client has taken part in before
+
+    def by(self, decision: Decision) -> Asked:
+        """The same with a decision of the client's own."""
+        return replace(self, broadcast=replace(self.broadcast, decision=decision))
+
+    @classmethod
+    def alone(cls, facts: ClientFacts, plan: PrivacyPlan, number: int, decision: Decision) -> Asked:
+        """Of who releases in a program of its own, for the time of this number."""
+        return cls(facts, plan, Broadcast("", number, facts.name, decision, torch.empty(0)), number)
+
+
+@dataclass(frozen=True)
+class Job(Asked):
+    """Everything one client needs for one round. `gate` is the only way out."""
+
     records: Batch
     validation: Batch
     state: State
-    broadcast: Broadcast
-    participation: int  # how many rounds this client has taken part in before
     seed: int  # for what needs no secrecy: the order of minibatches
     gate: ReleaseGate
 
@@ -358,10 +373,6 @@ class Mechanism(Protocol):
     def individuals(self) -> bool:
         """Whether each client's message may be seen on its own."""
 
-    @property
-    def cohort_rate(self) -> float | None:
-        """The rate of a trusted server's secret Poisson cohort; None where cohorts are public."""
-
     def plan(self, facts: ClientFacts, metrics: tuple[PlannedRelease, ...]) -> PrivacyPlan:
         """What the client agrees to release in the whole run, with the noise that its budget asks for.
 
@@ -373,44 +384,23 @@ class Mechanism(Protocol):
             The plan, fixed for the whole run.
         """
 
-    def decisions(self, chosen: Mapping[str, Decision], multipliers: Mapping[str, float]) -> dict[str, Decision]:
-        """The policy's choice as each client is told it, where clients of unequal budgets share one noise.
-
-        Args:
-            chosen: By the policy, by client.
-            multipliers: Of each client's plan.
-
-        Returns:
-            By client.
-        """
-
-    def events(
-        self, facts: ClientFacts, plan: PrivacyPlan, kit: ClientKit, broadcast: Broadcast, participation: int
-    ) -> tuple[Release, ...]:
+    def events(self, asked: Asked, kit: ClientKit) -> tuple[Release, ...]:
         """What the client would release if it followed this proposal; reserved before data is touched.
 
         Args:
-            facts: What is public about the client.
-            plan: That it agreed to.
+            asked: The proposal, and the client that it comes to.
             kit: Parts and model of the run.
-            broadcast: The proposal.
-            participation: How often it took part before.
 
         Returns:
             Releases to reserve before data is touched.
         """
 
-    def expected(
-        self, facts: ClientFacts, plan: PrivacyPlan, kit: ClientKit, broadcast: Broadcast, participation: int
-    ) -> Expected:
+    def expected(self, asked: Asked, kit: ClientKit) -> Expected:
         """What the client's answer to this proposal can be, and the noise in it. Nothing reported enters (R14).
 
         Args:
-            facts: What is public about the client.
-            plan: That it agreed to.
+            asked: The proposal, and the client that it comes to.
             kit: Parts and model of the run.
-            broadcast: The proposal.
-            participation: How often it took part before.
 
         Returns:
             Limits that the server checks an answer by, and the noise in it.

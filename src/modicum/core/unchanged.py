@@ -1,7 +1,7 @@
 """After the first new models: which parameters are what they were, as the models themselves show.
 
 It is asked of models that whoever is told may see: of a federation's, which the server sends to everybody, or of
-an own loop's after its noise. Nobody's gradient is looked at: the answer tells nothing that the models do not.
+an own loop's after its noise. No gradient is looked at: the answer tells nothing that the models do not.
 """
 
 from __future__ import annotations

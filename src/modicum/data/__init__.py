@@ -2,7 +2,7 @@
 
 from modicum.data.arrays import Arrays, ClientData, Dataset, FederatedData
 from modicum.data.budgets import Budgets, assign_budgets, parse_budgets
-from modicum.data.catalogue import Entry, catalogue, load
+from modicum.data.catalogue import DatasetEntry, catalogue, load
 from modicum.data.check import check
 from modicum.data.federate import federate
 from modicum.data.own import from_npz_folder, from_torch
@@ -16,8 +16,8 @@ __all__ = [
     "Budgets",
     "ClientData",
     "Dataset",
+    "DatasetEntry",
     "Dirichlet",
-    "Entry",
     "FederatedData",
     "Iid",
     "Natural",

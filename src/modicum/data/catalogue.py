@@ -18,7 +18,7 @@ Read = Callable[[list[Path]], Dataset]
 
 
 @dataclass(frozen=True)
-class Entry:
+class DatasetEntry:
     """A dataset: what it is, which files it needs, and how they are read."""
 
     name: str
@@ -35,7 +35,7 @@ class Entry:
         return all(fetch.find(folder, name) is not None for name in self.files)
 
 
-def catalogue() -> tuple[Entry, ...]:
+def catalogue() -> tuple[DatasetEntry, ...]:
     """All named datasets, embedded ones first."""
     return _ENTRIES
 
@@ -77,7 +77,7 @@ def _check_labels(dataset: Dataset) -> None:
             )
 
 
-def _note(entry: Entry, dataset: Dataset) -> str:
+def _note(entry: DatasetEntry, dataset: Dataset) -> str:
     here = (len(dataset.train), len(dataset.test))
     if entry.published is None or here == entry.published:
         return dataset.note
@@ -94,7 +94,7 @@ def _class_range(name: str, text: str) -> range:
     return range(int(first), int(last) + 1)
 
 
-def _idx_entry(name: str, line: str, url: str, md5: tuple[str, str, str, str]) -> Entry:
+def _idx_entry(name: str, line: str, url: str, md5: tuple[str, str, str, str]) -> DatasetEntry:
     files = tuple(
         f"{part}-{kind}.gz" for part in ("train", "t10k") for kind in ("images-idx3-ubyte", "labels-idx1-ubyte")
     )
@@ -103,10 +103,10 @@ def _idx_entry(name: str, line: str, url: str, md5: tuple[str, str, str, str]) -
     def read(p: list[Path]) -> Dataset:
         return Dataset(name, idx.read_images(p[0], p[1]), idx.read_images(p[2], p[3]), classes=10)
 
-    return Entry(name, line, name, files, sources, read, (60_000, 10_000))
+    return DatasetEntry(name, line, name, files, sources, read, (60_000, 10_000))
 
 
-def _emnist_entry(split: str, line: str, classes: int, published: tuple[int, int] | None) -> Entry:
+def _emnist_entry(split: str, line: str, classes: int, published: tuple[int, int] | None) -> DatasetEntry:
     name = f"emnist-{split}"
     files = tuple(
         f"{name}-{part}-{kind}.gz"
@@ -126,10 +126,10 @@ def _emnist_entry(split: str, line: str, classes: int, published: tuple[int, int
             name, train, test, classes, note="" if published else "not one of the publisher's own splits"
         )
 
-    return Entry(name, line, "emnist", files, sources, read, published)
+    return DatasetEntry(name, line, "emnist", files, sources, read, published)
 
 
-def _cifar_entry(classes: int, line: str, folder: str, md5: str) -> Entry:
+def _cifar_entry(classes: int, line: str, folder: str, md5: str) -> DatasetEntry:
     train = tuple(f"data_batch_{i}" for i in range(1, 6)) if classes == 10 else ("train",)
     test = "test_batch" if classes == 10 else "test"
     label = b"labels" if classes == 10 else b"fine_labels"
@@ -141,7 +141,9 @@ def _cifar_entry(classes: int, line: str, folder: str, md5: str) -> Entry:
         )
 
     files = (*train, test)
-    return Entry(f"cifar-{classes}", line, folder, files, (Download(url, md5, files),), read, (50_000, 10_000))
+    return DatasetEntry(
+        f"cifar-{classes}", line, folder, files, (Download(url, md5, files),), read, (50_000, 10_000)
+    )
 
 
 def _read_svhn(p: list[Path]) -> Dataset:
@@ -168,9 +170,9 @@ _UCI = "https://archive.ics.uci.edu/ml/machine-learning-databases/heart-disease/
 _SVHN = "http://ufldl.stanford.edu/housenumbers/"
 _HEART_FILES = tuple(f"processed.{hospital}.data" for hospital in heart.HOSPITALS)
 
-_ENTRIES: tuple[Entry, ...] = (
-    Entry("digits", "8×8 digits, 10 classes (embedded)", read=lambda _: embedded.digits()),
-    Entry(
+_ENTRIES: tuple[DatasetEntry, ...] = (
+    DatasetEntry("digits", "8×8 digits, 10 classes (embedded)", read=lambda _: embedded.digits()),
+    DatasetEntry(
         "breast-cancer", "30 features of tumours, 2 classes (embedded)", read=lambda _: embedded.breast_cancer()
     ),
     _idx_entry(
@@ -203,7 +205,7 @@ _ENTRIES: tuple[Entry, ...] = (
     _emnist_entry("merge47", "28×28 digits and letters, 47 classes, a split of your own making", 47, None),
     _cifar_entry(10, "32×32 colour images, 10 classes", "cifar-10-batches-py", "c58f30108f718f92721af3b95e74349a"),
     _cifar_entry(100, "32×32 colour images, 100 classes", "cifar-100-python", "eb9058c3a382ffc7106e4002c42a8d85"),
-    Entry(
+    DatasetEntry(
         "svhn",
         "32×32 colour house numbers, 10 classes",
         "svhn",
@@ -215,7 +217,7 @@ _ENTRIES: tuple[Entry, ...] = (
         _read_svhn,
         (73_257, 26_032),
     ),
-    Entry(
+    DatasetEntry(
         "heart-disease",
         "13 features of patients of four hospitals, 2 classes",
         "heart-disease",

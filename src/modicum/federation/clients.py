@@ -30,7 +30,7 @@ from modicum.core.messages import (
     finite,
 )
 from modicum.core.own_rows import OwnRows
-from modicum.core.parts import Batch, ClientKit, Job, Method, State
+from modicum.core.parts import Asked, Batch, ClientKit, Job, Method, State
 from modicum.core.release_gate import GateWatch, ReleaseGate, ReservedGate
 from modicum.core.store import load_state, save_state
 from modicum.errors import UserError
@@ -171,19 +171,17 @@ class Clients:
         """What the client would release if it followed this proposal."""
         asked, events = self._asked.get(broadcast.client, (None, ()))
         if asked is not broadcast:
-            client = self.clients[broadcast.client]
-            events = self.method.mechanism.events(
-                client.facts, client.plan, self.kit, broadcast, self._participation(client, broadcast.round)
-            )
+            events = self.method.mechanism.events(self._as_asked(broadcast), self.kit)
             self._asked[broadcast.client] = broadcast, events
         return events
 
     def expected(self, broadcast: Broadcast) -> Expected:
         """What a server may expect of the answer, with this side's own count of participations."""
+        return self.method.mechanism.expected(self._as_asked(broadcast), self.kit)
+
+    def _as_asked(self, broadcast: Broadcast) -> Asked:
         client = self.clients[broadcast.client]
-        return self.method.mechanism.expected(
-            client.facts, client.plan, self.kit, broadcast, self._participation(client, broadcast.round)
-        )
+        return Asked(client.facts, client.plan, broadcast, self._participation(client, broadcast.round))
 
     def _objection(self, broadcast: Broadcast, usable: dict[int, bool]) -> Reason | None:
         """What is wrong with a proposal whatever the budget: a fixed list, and no data is looked at.

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol, TypeGuard, runtime_checkable
 
+from modicum.core.extension_points import secret_rate
 from modicum.core.facts import ClientFacts
 from modicum.core.parts import Aggregation, Mechanism, Method
 from modicum.core.release_gate import SERVER, rows_of
@@ -93,7 +94,7 @@ def possible(mechanism: Mechanism, max_participations: int | None) -> TypeGuard[
     return (
         isinstance(mechanism, Correlates)
         and not mechanism.spec.view.senders_add_noise
-        and mechanism.cohort_rate is None
+        and secret_rate(mechanism) is None
         and max_participations is None
     )
 

@@ -49,7 +49,7 @@ from modicum.models.named import build_named, is_shipped
 from modicum.privacy.factors import FactorKind
 from modicum.privacy.spec import PrivacySpec, SecureAggregation, Unit
 from modicum.privacy.views import Variant
-from modicum.public.features import behind, stand_on
+from modicum.public.features import behind, check_features, stand_on
 from modicum.public.hot_start import hot_start, public_start
 from modicum.tasks import CLASSIFICATION, Task
 from modicum.training.compressed import from_options
@@ -133,6 +133,7 @@ class Federation:
         from modicum.data import federate, load
         from modicum.data.fetch import data_folder
 
+        check_features(features, features_from is not None, proxy is not False)
         named = load(proxy, data_dir) if isinstance(proxy, str) else proxy
         other = None if features_from is None else load(features_from, data_dir)
         cache = data_folder(data_dir) / "features"
@@ -204,7 +205,7 @@ class Experiment:
         if self.workers is not None and self.workers < 1:
             raise UserError(f"the number of workers must be at least 1, got {self.workers}")
         if not 0 <= self.average < 1:
-            raise UserError(f"the average over rounds forgets with a factor from 0 up to 1, got {self.average}")
+            raise UserError(f"the factor of the average over rounds lies in [0, 1), got {self.average}")
         if self.secure_aggregation not in VARIANTS:
             raise UserError(f"unknown secure_aggregation {self.secure_aggregation!r}: use {', '.join(VARIANTS)}")
         if self.noise not in (None, "float", "integer", "correlated"):
@@ -310,7 +311,7 @@ class Prepared:
     test: Batch
     proxy: Batch | None  # public, with the task's own labels; None where there is none
     features: FeatureFacts  # what is public of them
-    made_up: Batch | None = None  # rows that nobody has, within public ranges: to try the model without a record
+    made_up: Batch | None = None  # synthetic rows within public ranges: to try the model without a record
     member: Callable[[str], Batch] | None = None  # opens a client of a population, by its name
 
 
@@ -342,7 +343,7 @@ def prepare(experiment: Experiment, wrap: Method) -> Prepared:
         )
 
     def by_row(arrays: Arrays) -> Batch:
-        """Public records need nobody's slot."""
+        """Public records are taken row by row, without slots."""
         return (
             made_of(arrays) if slot is None else rows_of(made_of(arrays), row_label_shape(experiment.task, data))
         )

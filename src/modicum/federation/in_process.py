@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from modicum.core.extension_points import secret_rate
 from modicum.core.messages import Anything, Broadcast, Message, Opened, encode
 from modicum.core.parts import Job, State
 from modicum.core.release_gate import SERVER
@@ -78,7 +79,7 @@ class InProcess:
 
     def _charged(self, state: RoundState) -> Events:
         """With a secret cohort everyone is charged, drawn or not (R5); else those who were asked."""
-        secret = self.server.method.mechanism.cohort_rate is not None
+        secret = secret_rate(self.server.method.mechanism) is not None
         broadcasts = self.server.broadcasts_to_all(state) if secret else state.broadcasts
         return {b.client: self.clients.events(b) for b in broadcasts}
 

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from modicum.core.extension_points import secret_rate
 from modicum.core.facts import Metric
 from modicum.core.messages import Opened, encode
 from modicum.core.release_gate import GateWatch
@@ -215,7 +216,7 @@ DECIDED = "the decided "
 def sights(simulation: Simulation) -> Iterator[Sight]:
     """Everything that a policy, the server or a reader of the results gets to see, round by round."""
     server, shown = simulation.server, list[Any]()
-    secret_cohort = simulation.method.mechanism.cohort_rate is not None
+    secret_cohort = secret_rate(simulation.method.mechanism) is not None
     yield Sight(None, "the run's name", server.run)
     take = server.observe
 

@@ -167,7 +167,7 @@ def stand_in_records(task: Task, inputs: Fields, slot: Slot | None = None) -> Ar
 
 
 def made_up_rows(task: Task, data: FederatedData, model: object, rows: int = MADE_UP, seed: int = 0) -> Batch:
-    """Records and labels that nobody has, within public shapes and ranges."""
+    """Synthetic records and labels within public shapes and ranges."""
     drawn, slot = torch.Generator().manual_seed(seed), data.slot
     inputs = inputs_of(data, model)
     if slot is None:

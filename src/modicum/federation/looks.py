@@ -80,7 +80,7 @@ def _paid(look: Look, client: str, spec: PrivacySpec) -> tuple[PlannedRelease, .
     """What a client released in a look; refused where that promised something else than the training does."""
     if client not in look.releases:
         raise UserError(
-            f"client {client!r} was not in the look {look.run}, so nobody knows what it cost it: take a look of "
+            f"client {client!r} was not in the look {look.run}, so its price is not known: take a look of "
             "the same clients"
         )
     if replace(look.spec, delta=spec.delta) != spec:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from modicum import secure_aggregation as secure
 from modicum.errors import UserError
-from modicum.privacy.accounting.sampler_charge import graph_doubt
+from modicum.privacy.accounting.sampler_charge import graph_failure
 from modicum.privacy.noise.lattice import Integers
 from modicum.privacy.views import SecureAggregation
 
@@ -31,10 +31,10 @@ def protocol_terms(
         variant=secure.Variant(str(view.variant)),
         context=context,
     )
-    if terms.doubt > graph_doubt(terms.clients):
+    if terms.failure_probability > graph_failure(terms.clients):
         raise UserError(
-            f"the graph of {terms.clients} clients fails with probability {terms.doubt:.2g} a round, more than is "
-            "charged to δ: another version of modicum chose it"
+            f"the graph of {terms.clients} clients fails with probability {terms.failure_probability:.2g} a "
+            "round, more than is charged to δ: another version of modicum chose it"
         )
     return terms
 

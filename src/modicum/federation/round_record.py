@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 
+from modicum.core.extension_points import secret_rate
 from modicum.core.facts import ClientFacts
 from modicum.core.round_state import RoundState
 from modicum.federation.records import RoundRecord
@@ -25,7 +26,7 @@ def record_of(
 ) -> RoundRecord:
     """Public figures of the round, and simulated ones where there are some. Of a secret cohort nobody is told who
     was drawn, nor how many (R5)."""
-    secret = server.method.mechanism.cohort_rate is not None
+    secret = secret_rate(server.method.mechanism) is not None
     names = state.decisions if secret else state.asked
     unit, clients = server.method.mechanism.spec.unit, server.public.clients
     released, noise = told_metrics(state.opened, server.kit.metrics, unit, clients)

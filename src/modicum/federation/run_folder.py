@@ -22,91 +22,38 @@ LOCK = ".lock"
 APART = "-"  # between what names an experiment and what names this run of it
 
 
+class _File:
+    """A path in the folder that it is an attribute of."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, folder: RunFolder, _: type[RunFolder]) -> Path:
+        return folder.path / self._name
+
+
 @dataclass(frozen=True)
 class RunFolder:
     """Names of the files of a run."""
 
     path: Path
 
-    @property
-    def config(self) -> Path:
-        """The experiment as it was run."""
-        return self.path / "config.toml"
-
-    @property
-    def metrics(self) -> Path:
-        """A line for each round."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def ledger(self) -> Path:
-        """What was planned and charged."""
-        return self.path / "ledger.sqlite"
-
-    @property
-    def certificate(self) -> Path:
-        """What holds for each client."""
-        return self.path / "certificate.json"
-
-    @property
-    def model(self) -> Path:
-        """The final model's parameters by name."""
-        return self.path / "model.safetensors"
-
-    @property
-    def look(self) -> Path:
-        """The figures of a look at the data."""
-        return self.path / "look.json"
-
-    @property
-    def selection(self) -> Path:
-        """What was chosen by a search, in place of a run's certificate."""
-        return self.path / "selection.json"
-
-    @property
-    def geometry(self) -> Path:
-        """The public geometry that records stood on, where there was one."""
-        return self.path / "geometry.npz"
-
-    @property
-    def summary(self) -> Path:
-        """The run's figures, for programs."""
-        return self.path / "summary.json"
-
-    @property
-    def report(self) -> Path:
-        """The run's figures, for people."""
-        return self.path / "report.html"
-
-    @property
-    def picture(self) -> Path:
-        """Accuracy and bound by rounds."""
-        return self.path / "report.png"
-
-    @property
-    def checkpoint(self) -> Path:
-        """The server's state after the last round."""
-        return self.path / "checkpoint.pt"
-
-    @property
-    def opened(self) -> Path:
-        """The one sum of a round behind secure aggregation, before it is used (R8)."""
-        return self.path / "opened.safetensors"
-
-    @property
-    def noise_key(self) -> Path:
-        """The secret of correlated noise, while the run lasts (R19)."""
-        return self.path / "noise.key"
-
-    @property
-    def transcript(self) -> Path:
-        """What each party saw, where that is recorded."""
-        return self.path / "transcript.bin"
-
-    @property
-    def clients(self) -> Path:
-        """What clients keep for themselves."""
-        return self.path / "clients"
+    config = _File("config.toml")  # the experiment as it was run
+    metrics = _File("metrics.jsonl")  # a line for each round
+    ledger = _File("ledger.sqlite")  # what was planned and charged
+    certificate = _File("certificate.json")  # what holds for each client
+    model = _File("model.safetensors")  # the final model's parameters by name
+    look = _File("look.json")  # the figures of a look at the data
+    selection = _File("selection.json")  # what was chosen by a search, in place of a run's certificate
+    geometry = _File("geometry.npz")  # the public geometry that records stood on, where there was one
+    summary = _File("summary.json")  # the run's figures, for programs
+    report = _File("report.html")  # the run's figures, for people
+    picture = _File("report.png")  # accuracy and bound by rounds
+    checkpoint = _File("checkpoint.pt")  # the server's state after the last round
+    opened = _File("opened.safetensors")  # a round's one sum behind secure aggregation, before it is used (R8)
+    noise_key = _File("noise.key")  # the secret of correlated noise, while the run lasts (R19)
+    transcript = _File("transcript.bin")  # what each party saw, where that is recorded
+    clients = _File("clients")  # what clients keep for themselves
 
     @property
     def _records_mark(self) -> Path:

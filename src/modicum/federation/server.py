@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from modicum.core.extension_points import PublicEvaluator, Reports
+from modicum.core.extension_points import AdjustsDecisions, PublicEvaluator, Reports
 from modicum.core.facts import PublicFacts
 from modicum.core.messages import (
     Broadcast,
@@ -130,16 +130,17 @@ class Server:
         """Decisions for everyone, and a broadcast for each client of this round's cohort that has not retired."""
         t = self.state.round
         chosen = self._within(self.method.policy.decide(self.state.policy, t, self.names))
-        decisions = self.method.mechanism.decisions(chosen, self.public.multipliers)
+        if isinstance(rule := self.method.mechanism, AdjustsDecisions):
+            chosen = rule.decisions(chosen, self.public.multipliers)
         name = self.names.__getitem__ if self._population is None else self._population.name
         cohort = tuple(name(i) for i in self.cohorts.invited(t))
         return RoundState(
             t,
             self.state.model,
-            decisions,
+            chosen,
             cohort,
             self.cohorts.size,
-            self._broadcasts(cohort, decisions),
+            self._broadcasts(cohort, chosen),
             self.kit.integers,
             self.public.features,
         )

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from modicum.compute.client_batched.choose import choose
 from modicum.core.clips import PerLayer
-from modicum.core.extension_points import Explains, NeedsModelStructure
+from modicum.core.extension_points import Explains, NeedsModelStructure, secret_rate
 from modicum.core.facts import ClientFacts, PublicFacts
 from modicum.core.integers import Agreed
 from modicum.core.layout import Layout
@@ -79,7 +79,7 @@ def _check_population(experiment: Experiment, method: Method, data: Prepared) ->
     """Its clients share a plan and keep nothing: only whom secret coins draw is known, and to the server alone."""
     if experiment.federation.data.population is None:
         return
-    if method.mechanism.cohort_rate is None:
+    if secret_rate(method.mechanism) is None:
         raise UserError(
             "this population is asked by a trusted server's secret coins: give the method a rate (and view = "
             "trusted-server), or the population rounds and per_round"
@@ -198,8 +198,8 @@ def _refuse_codec_on_sums(method: Method) -> None:
 def make_cohorts(experiment: Experiment, mechanism: Mechanism, noise: NoiseSource) -> Cohorts:
     """Who is invited when: a trusted server's secret coins, or a public schedule."""
     s = experiment.setting
-    if mechanism.cohort_rate is not None:
-        return SecretPoisson(s.clients, s.rounds, mechanism.cohort_rate, noise)
+    if (rate := secret_rate(mechanism)) is not None:
+        return SecretPoisson(s.clients, s.rounds, rate, noise)
     if isinstance(mechanism, Correlates) and mechanism.correlated is not None:
         return rotation(s, experiment.seed, experiment.max_participations)
     return public_cohorts(s, experiment.max_participations, experiment.seed)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from modicum.compute.client_batched.choose import choose
 from modicum.compute.client_batched.fused import FusedBackend
 from modicum.core.clips import Flat
+from modicum.core.memory import keep_pages
 from modicum.core.messages import Message
 from modicum.core.own_rows import OwnRows
 from modicum.core.parts import Backend, Batch, ClientKit, Job, Method, State
@@ -78,7 +79,7 @@ class Workshop:
     records: Shelf
     validation: Shelf
     first: Tensor  # all parameters before the run
-    made_up: Batch | None  # rows that nobody has, to try the engine on
+    made_up: Batch | None  # synthetic rows, to try the engine on
 
 
 @dataclass(frozen=True)
@@ -140,6 +141,8 @@ class Bench:
         self.workshop, self.device = workshop, torch.device(seat.device)
         if self.device.type == "cuda":
             torch.cuda.set_per_process_memory_fraction(seat.share, self.device)
+        else:
+            keep_pages()
         model = workshop.model.to(self.device)
         several = isinstance(workshop.records.x, Mapping)
         backend: Backend = choose(model, self.device, several=several).backend
@@ -150,7 +153,7 @@ class Bench:
 
     def _try_engine(self) -> None:
         """An engine that judges itself by the first stack it sees would judge otherwise in another worker: it does
-        so here, by rows that nobody has, the same in all of them."""
+        so here, by synthetic rows, the same in all of them."""
         shop, kit = self.workshop, self.kit
         if shop.made_up is None or not isinstance(kit.backend, FusedBackend):
             return

@@ -46,7 +46,7 @@ from modicum.privacy.noise.keyed import destroy_key
 class OwnBatch:
     """What the loop is given: rows of records, in the same shape every time.
 
-    Rows that nobody was drawn for are zeros and count for nothing, whatever their loss is.
+    Padding rows are zeros and count for nothing, whatever their loss is.
     """
 
     x: Any
@@ -227,13 +227,13 @@ class Private:
         """
         opened, self._pass = self._pass, None
         if opened is None:
-            raise UserError("step comes once after each batch: there is none that waits for it")
+            raise UserError("call step once after each batch: no batch is waiting for it")
         try:
             if self._rehearsal is not None:
                 if opened.drew and self._steps.in_lanes:
                     raise UserError(
-                        "this loop draws, as dropout does, while one record more in a step moves others: give "
-                        "physical_batch, with which nobody moves, or draw nothing"
+                        "this loop draws random numbers, as dropout does, and one more record in a step would "
+                        "change what others draw: give physical_batch, which fixes every row, or draw nothing"
                     )
                 self._modes = opened.modes
                 self._rehearsal.judge(opened, losses)
@@ -250,8 +250,8 @@ class Private:
             clipped = opened.settle(losses, self._steps.clip, weights, len(self._records))
             if graph_of(losses) not in self._graphs:
                 raise UserError(
-                    "these losses are computed in another way than in the rehearsal, so that nobody has looked "
-                    "whether they mix records: compute them alike for every batch"
+                    "these losses are computed in another way than in the rehearsal, which checked that they do "
+                    "not mix records: compute them alike for every batch"
                 )
             step.add(self._layout.flatten(clipped.total))
         finally:

@@ -18,8 +18,8 @@ from modicum.core.facts import ClientFacts
 from modicum.core.layer_draws import Bits
 from modicum.core.messages import Decision
 from modicum.core.own_rows import OwnRows
+from modicum.core.parts import Asked
 from modicum.core.release_gate import ReservedGate
-from modicum.mechanisms.common import Asked
 from modicum.mechanisms.record_local import GRADIENT, RecordLocal
 from modicum.privacy.accounting.filters import plan_guarantee
 from modicum.privacy.events import Release
@@ -135,7 +135,7 @@ class PlannedSteps:
             yield from full.view(-1, size)
 
     def blank(self) -> Tensor:
-        """A batch of the loop's shape that holds nobody."""
+        """A batch of the loop's shape, of padding alone."""
         return next(self.batches(torch.full((self.rows(),), BLANK)))
 
 
@@ -146,7 +146,7 @@ class Part:
         self, steps: PlannedSteps, number: int, ledger: Reserves, noise: NoiseSource, rows: OwnRows
     ) -> None:
         self.number, self._steps, self._noise = number, steps, noise
-        asked = Asked(steps.facts, steps.plan, number, number, steps.decision)
+        asked = Asked.alone(steps.facts, steps.plan, number, steps.decision)
         self._release = steps.mechanism.release(asked, (), 0, steps.in_part(number))
         (self.token,) = ledger.reserve([self._release])
         self._gate = ReservedGate(noise, [self.token], rows=rows)

@@ -6,13 +6,13 @@ true one, for every step and the true sensitivity. A silo whose grant is smaller
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from modicum.core.facts import ClientFacts, PublicFacts
-from modicum.core.messages import Broadcast, Decision, Expected, Message
+from modicum.core.messages import Expected, Message
 from modicum.core.needs import Need
-from modicum.core.parts import ClientKit, Job, State
+from modicum.core.parts import Asked, ClientKit, Job, State
 from modicum.core.round_state import Collector, RoundState
 from modicum.mechanisms.client_level import ClientLevel
 from modicum.mechanisms.record_local import RecordLocal
@@ -40,7 +40,6 @@ class AsPublished:
     inner: RecordLocal | ClientLevel
     printed: Printed = field(repr=False)
 
-    cohort_rate = None
     individuals = True
 
     @property
@@ -66,18 +65,11 @@ class AsPublished:
         true = epsilon(list(releases), self.spec).epsilon
         return PrivacyPlan(client=facts.name, spec=self.spec, budget=true * (1 + SLACK), releases=releases)
 
-    def decisions(self, chosen: Mapping[str, Decision], multipliers: Mapping[str, float]) -> dict[str, Decision]:
-        return dict(chosen)
+    def events(self, asked: Asked, kit: ClientKit) -> tuple[Release, ...]:
+        return self.inner.events(asked, kit)
 
-    def events(
-        self, facts: ClientFacts, plan: PrivacyPlan, kit: ClientKit, broadcast: Broadcast, participation: int
-    ) -> tuple[Release, ...]:
-        return self.inner.events(facts, plan, kit, broadcast, participation)
-
-    def expected(
-        self, facts: ClientFacts, plan: PrivacyPlan, kit: ClientKit, broadcast: Broadcast, participation: int
-    ) -> Expected:
-        return self.inner.expected(facts, plan, kit, broadcast, participation)
+    def expected(self, asked: Asked, kit: ClientKit) -> Expected:
+        return self.inner.expected(asked, kit)
 
     def run(self, jobs: Sequence[Job], kit: ClientKit) -> list[tuple[Message, State]]:
         return self.inner.run(jobs, kit)

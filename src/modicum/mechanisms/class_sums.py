@@ -7,7 +7,7 @@ blocks with one joint sensitivity. Later rounds are whole-batch gradient steps, 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -17,14 +17,12 @@ from torch import Tensor, nn
 from modicum.core.facts import ClientFacts
 from modicum.core.layout import Layout
 from modicum.core.messages import (
-    Broadcast,
-    Decision,
     Expected,
     Message,
     ReleasedSum,
 )
 from modicum.core.needs import Need
-from modicum.core.parts import CLASS_COUNTS, CLASS_SUMS, ClientKit, Job, State
+from modicum.core.parts import CLASS_COUNTS, CLASS_SUMS, Asked, ClientKit, Job, State
 from modicum.core.round_state import Collector, RoundState
 from modicum.errors import UserError
 from modicum.mechanisms import block_sums, common, integers
@@ -58,7 +56,6 @@ class ClassSums:
     purpose = CLASS_SUMS
     offers: ClassVar[tuple[Need, ...]] = ()
     needs = (Need.CLASSES, Need.NUMBERS)
-    cohort_rate = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.rounds <= self.total:
@@ -106,46 +103,32 @@ class ClassSums:
             releases.append(PlannedRelease(GRADIENT, z, NoSampling(), steps))
         return PrivacyPlan(client=facts.name, spec=self.spec, budget=facts.budget, releases=tuple(releases))
 
-    def decisions(self, chosen: Mapping[str, Decision], multipliers: Mapping[str, float]) -> dict[str, Decision]:
-        return self.after.decisions(chosen, multipliers)
+    def _sums_now(self, asked: Asked) -> bool:
+        return asked.broadcast.round < self.rounds
 
-    def _sums_now(self, broadcast: Broadcast) -> bool:
-        return broadcast.round < self.rounds
-
-    def _event(self, facts: ClientFacts, plan: PrivacyPlan, broadcast: Broadcast) -> Release:
+    def _event(self, asked: Asked) -> Release:
+        plan = asked.plan
         z = plan.multiplier(CLASS_SUMS) * math.sqrt(1 + self.counts**2) * (1 + 1e-14)
         blocks = (Block(CLASS_SUMS, LENGTH, z), Block(CLASS_COUNTS, 1.0, z / self.counts))
-        return Release(
-            client=facts.name,
-            round=broadcast.round,
-            spec=self.spec,
-            blocks=blocks,
-            sampler=NoSampling(),
-            integers=plan.integers(CLASS_SUMS),
-        )
+        return common.once(asked, self.spec, blocks, plan.integers(CLASS_SUMS))
 
-    def events(
-        self, facts: ClientFacts, plan: PrivacyPlan, kit: ClientKit, broadcast: Broadcast, participation: int
-    ) -> tuple[Release, ...]:
-        if not self._sums_now(broadcast):
-            return self.after.events(facts, plan, kit, broadcast, participation)
-        metrics = common.metric_events(self.spec, broadcast, kit.metrics, plan)
-        return (self._event(facts, plan, broadcast), *metrics)
+    def events(self, asked: Asked, kit: ClientKit) -> tuple[Release, ...]:
+        if not self._sums_now(asked):
+            return self.after.events(asked, kit)
+        return (self._event(asked), *common.metric_events(self.spec, asked, kit.metrics))
 
-    def expected(
-        self, facts: ClientFacts, plan: PrivacyPlan, kit: ClientKit, broadcast: Broadcast, participation: int
-    ) -> Expected:
-        if not self._sums_now(broadcast):
-            return self.after.expected(facts, plan, kit, broadcast, participation)
-        return block_sums.expected(self.events(facts, plan, kit, broadcast, participation), facts)
+    def expected(self, asked: Asked, kit: ClientKit) -> Expected:
+        if not self._sums_now(asked):
+            return self.after.expected(asked, kit)
+        return block_sums.expected(self.events(asked, kit), asked.facts)
 
     def run(self, jobs: Sequence[Job], kit: ClientKit) -> list[tuple[Message, State]]:
-        if not self._sums_now(jobs[0].broadcast):
+        if not self._sums_now(jobs[0]):
             return self.after.run(jobs, kit)
         return [self._release(job, kit) for job in jobs]
 
     def _release(self, job: Job, kit: ClientKit) -> tuple[Message, State]:
-        event = self._event(job.facts, job.plan, job.broadcast)
+        event = self._event(job)
         records = job.records.real  # a label 0 of a blank would move a count
         sums, counts = class_sums(records.x, records.targets["y"], kit.backend.layout.shapes[0])
         return block_sums.message(job, kit, event, {CLASS_SUMS: sums, CLASS_COUNTS: counts}), job.state

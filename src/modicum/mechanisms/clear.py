@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -11,12 +11,12 @@ from torch import Tensor
 
 from modicum.core.extension_points import Transform
 from modicum.core.facts import ClientFacts
-from modicum.core.messages import Broadcast, Decision, Expected, Message, Noised, NoiseFacts
+from modicum.core.messages import Expected, Message, Noised, NoiseFacts
 from modicum.core.needs import Need
-from modicum.core.parts import ClientKit, Job, State
+from modicum.core.parts import Asked, ClientKit, Job, State
 from modicum.core.round_state import Collector, RoundState
 from modicum.mechanisms import common
-from modicum.privacy.events import Block, NoSampling, Release
+from modicum.privacy.events import Block, Release
 from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
 from modicum.privacy.spec import PrivacySpec, ServerSeesMessages, Unit
 from modicum.training.local_steps import LocalSteps, train_locally
@@ -33,7 +33,6 @@ class Clear:
     individuals = True
     offers: ClassVar[tuple[Need, ...]] = ()
     purpose = UPDATE
-    cohort_rate = None
 
     @property
     def spec(self) -> PrivacySpec:
@@ -43,36 +42,21 @@ class Clear:
     def plan(self, facts: ClientFacts, metrics: tuple[PlannedRelease, ...]) -> PrivacyPlan:
         return PrivacyPlan(client=facts.name, spec=self.spec, budget=math.inf, guard=Guard.NONE)
 
-    def decisions(self, chosen: Mapping[str, Decision], multipliers: Mapping[str, float]) -> dict[str, Decision]:
-        return dict(chosen)
+    def events(self, asked: Asked, kit: ClientKit) -> tuple[Release, ...]:
+        update = common.once(asked, self.spec, (Block(UPDATE, 1.0, 0.0),))
+        return (update, *common.metric_events(self.spec, asked, kit.metrics))
 
-    def events(
-        self,
-        facts: ClientFacts,
-        plan: PrivacyPlan,
-        kit: ClientKit,
-        broadcast: Broadcast,
-        participation: int,
-    ) -> tuple[Release, ...]:
-        blocks = (Block(UPDATE, 1.0, 0.0),)
-        update = Release(
-            client=facts.name, round=broadcast.round, spec=self.spec, blocks=blocks, sampler=NoSampling()
-        )
-        return (update, *common.metric_events(self.spec, broadcast, kit.metrics))
-
-    def expected(
-        self, facts: ClientFacts, plan: PrivacyPlan, kit: ClientKit, broadcast: Broadcast, participation: int
-    ) -> Expected:
+    def expected(self, asked: Asked, kit: ClientKit) -> Expected:
         """Nothing is clipped, so that any finite update is possible: only a robust aggregation bounds it."""
-        _, *metrics = self.events(facts, plan, kit, broadcast, participation)
-        rates = common.expected_metrics(metrics, self.spec.unit, facts.validation)
+        _, *metrics = self.events(asked, kit)
+        rates = common.expected_metrics(metrics, self.spec.unit, asked.facts.validation)
         return Expected(NoiseFacts(0.0, 1.0), metrics=rates)
 
     def run(self, jobs: Sequence[Job], kit: ClientKit) -> list[tuple[Message, State]]:
         first = common.starts(jobs, kit)
         results: list[tuple[Message, State]] = []
         for job, initial, last in zip(jobs, first, train_locally(jobs, first, kit, self.local), strict=True):
-            event = self.events(job.facts, job.plan, kit, job.broadcast, 0)[0]
+            event = self.events(job, kit)[0]
             moved = self._moved(job, kit, initial, last)
             update = common.transformed(common.shared_part(moved, job, kit)[None], self.transform)[0]
             update = job.gate.release(event, 0, {UPDATE: update})[UPDATE]

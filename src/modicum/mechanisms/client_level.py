@@ -20,7 +20,6 @@ from torch import Tensor
 from modicum.core.extension_points import Transform
 from modicum.core.facts import ClientFacts
 from modicum.core.messages import (
-    Broadcast,
     ClippedUpdate,
     Decision,
     Expected,
@@ -33,7 +32,7 @@ from modicum.core.messages import (
     Share,
 )
 from modicum.core.needs import Need
-from modicum.core.parts import SIGNAL_BOUND, ClientKit, Job, Signal, State
+from modicum.core.parts import SIGNAL_BOUND, Asked, ClientKit, Job, Signal, State
 from modicum.core.release_gate import ReleaseRequest, release_together
 from modicum.core.round_state import Collector, RoundState
 from modicum.errors import UnsoundError, UserError
@@ -136,24 +135,20 @@ class ClientLevel:
             for client, d in chosen.items()
         }
 
-    def events(
-        self, facts: ClientFacts, plan: PrivacyPlan, kit: ClientKit, broadcast: Broadcast, participation: int
-    ) -> tuple[Release, ...]:
-        asked = common.Asked(facts, plan, broadcast.round, participation, broadcast.decision)
-        metrics = common.metric_events(self.spec, broadcast, kit.metrics, plan)
-        return (self.event(asked, kit.policy.signals), *metrics)
+    def events(self, asked: Asked, kit: ClientKit) -> tuple[Release, ...]:
+        return (self.event(asked, kit.policy.signals), *common.metric_events(self.spec, asked, kit.metrics))
 
-    def event(self, asked: common.Asked, signals: Sequence[Signal] = ()) -> Release:
+    def event(self, asked: Asked, signals: Sequence[Signal] = ()) -> Release:
         """What a client reserves for one update."""
-        decision, plan = asked.decision, asked.plan
-        now = Moment(asked.round, asked.participation, decision.noise_multiplier, decision.kind)
+        decision, plan, round = asked.broadcast.decision, asked.plan, asked.broadcast.round
+        now = Moment(round, asked.participation, decision.noise_multiplier, decision.kind)
         z, origin = self.schedule.noise(self._releases_of(asked.facts), plan, now)
         on_lattice, terms = plan.integers(UPDATE), plan.correlation(UPDATE)
         # On a lattice the noise is fixed in the agreed terms: whatever a server says of it changes nothing (R13).
         shared = decision.signal_multiplier if on_lattice is None else None
         return Release(
             client=asked.facts.name,
-            round=asked.round,
+            round=round,
             spec=self.spec,
             blocks=common.query(UPDATE, decision.bound, z, signals, shared),
             sampler=self.sampler,
@@ -163,11 +158,9 @@ class ClientLevel:
             correlated=None if terms is None else terms.rows,
         )
 
-    def expected(
-        self, facts: ClientFacts, plan: PrivacyPlan, kit: ClientKit, broadcast: Broadcast, participation: int
-    ) -> Expected:
+    def expected(self, asked: Asked, kit: ClientKit) -> Expected:
         """An update within its bound plus one draw of noise; behind a trusted server without any."""
-        event, *metrics = self.events(facts, plan, kit, broadcast, participation)
+        event, *metrics = self.events(asked, kit)
         if event.integers is not None and not self.individuals:
             return integers.nothing_seen(event)
         main, *signals = event.blocks
@@ -176,7 +169,7 @@ class ClientLevel:
         stds = {b.name: b.noise_std for b in signals}
         known = NoiseFacts(main.noise_std**2, 1.0, {name: std**2 for name, std in stds.items()})
         middle = SIGNAL_BOUND if self.individuals else 0.0  # a share's and a sealed message's values are centred
-        rates = common.expected_metrics(metrics, Unit.CLIENT, facts.validation)
+        rates = common.expected_metrics(metrics, Unit.CLIENT, asked.facts.validation)
         if not self.individuals:
             stds, rates = stds | {e.blocks[0].name: e.blocks[0].noise_std for e in metrics}, {}
         numbers = {name: NoisedNumber(middle, SIGNAL_BOUND, noisy * std) for name, std in stds.items()}
@@ -214,7 +207,7 @@ class ClientLevel:
         return [
             ReleaseRequest(
                 job.gate,
-                self.event(common.Asked.of(job), kit.policy.signals),
+                self.event(job, kit.policy.signals),
                 0,
                 {UPDATE: update, **common.contributions(norm.reshape(1), bound, kit.policy.signals)},
             )
@@ -243,10 +236,10 @@ class ClientLevel:
         return replace(self, correlated=noise)
 
     def collect(self, state: RoundState) -> Collector:
-        return common.Individually(state) if self.individuals else Sum(self.view, state, self.correlated)
+        return common.Individually(state) if self.individuals else CohortSum(self.view, state, self.correlated)
 
 
-class Sum:
+class CohortSum:
     """Adds up shares, or a trusted server's sealed messages, one after another; absentees count as zero (R7)."""
 
     def __init__(self, view: View, state: RoundState, correlated: Correlated | None = None) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -13,7 +12,6 @@ from modicum.core.clips import Clip
 from modicum.core.extension_points import Transform
 from modicum.core.facts import ClientFacts, Metric
 from modicum.core.messages import (
-    Broadcast,
     Decision,
     Message,
     Noised,
@@ -23,31 +21,15 @@ from modicum.core.messages import (
     ReleasedSum,
     mean_metrics,
 )
-from modicum.core.parts import SIGNAL_BOUND, ClientKit, Job, Signal, SignalName
+from modicum.core.parts import SIGNAL_BOUND, Asked, ClientKit, Job, Signal, SignalName
 from modicum.core.release_gate import ReleaseRequest
 from modicum.core.round_state import RoundState
 from modicum.errors import UnsoundError, UserError
-from modicum.privacy.events import Block, NoSampling, Release, Sampler
+from modicum.privacy.events import Block, NoSampling, Origin, Release, Sampler
+from modicum.privacy.integer_noise import IntegerNoise
 from modicum.privacy.noise.schedule import TrainingReleases
-from modicum.privacy.plan import PlannedRelease, PrivacyPlan
+from modicum.privacy.plan import PlannedRelease
 from modicum.privacy.spec import PrivacySpec, Unit
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What one client is asked to release, by a decision that may be its own."""
-
-    facts: ClientFacts
-    plan: PrivacyPlan
-    round: int
-    participation: int
-    decision: Decision
-
-    @classmethod
-    def of(cls, job: Job, decision: Decision | None = None) -> Asked:
-        """What a job is asked, by the server's decision or another."""
-        chosen = job.broadcast.decision if decision is None else decision
-        return cls(job.facts, job.plan, job.broadcast.round, job.participation, chosen)
 
 
 def query(
@@ -65,6 +47,25 @@ def query(
     return (
         Block(name, bound, main),
         *(Block(s.name, SIGNAL_BOUND, s.ratio * max(multiplier, shared or 0.0) * (1 + 1e-14)) for s in signals),
+    )
+
+
+def once(
+    asked: Asked,
+    spec: PrivacySpec,
+    blocks: tuple[Block, ...],
+    integers: IntegerNoise | None = None,
+    bound_origin: Origin = Origin.PRESET,
+) -> Release:
+    """One release of everything in a round: nothing is drawn."""
+    return Release(
+        client=asked.facts.name,
+        round=asked.broadcast.round,
+        spec=spec,
+        blocks=blocks,
+        sampler=NoSampling(),
+        bound_origin=bound_origin,
+        integers=integers,
     )
 
 
@@ -170,32 +171,27 @@ def metric_plans(
     return tuple(PlannedRelease(m.block, spec.own(m.noise_multiplier), NoSampling(), n) for m, n in due if n)
 
 
-def metric_events(
-    spec: PrivacySpec, broadcast: Broadcast, metrics: Sequence[Metric], plan: PrivacyPlan | None = None
-) -> tuple[Release, ...]:
+def metric_events(spec: PrivacySpec, asked: Asked, metrics: Sequence[Metric]) -> tuple[Release, ...]:
     """A sum of shares, such as a count of correct answers: one record moves it by at most 1.
 
-    A client moves its centred rate by ½.
-    `plan` says whether their noise is drawn on a lattice.
+    A client moves its centred rate by ½. The plan says whether their noise is drawn on a lattice.
     """
     bound = 1.0 if spec.unit.of_client else SIGNAL_BOUND
-    planned = {r.purpose: r for r in plan.releases if r.integers is not None} if plan else {}
+    planned = {r.purpose: r for r in asked.plan.releases if r.integers is not None}
 
     def noise(metric: Metric) -> float:
         on_lattice = planned.get(metric.block)
         return spec.own(metric.noise_multiplier) if on_lattice is None else on_lattice.noise_multiplier
 
     return tuple(
-        Release(
-            client=broadcast.client,
-            round=broadcast.round,
-            spec=spec,
-            blocks=(Block(m.block, bound, noise(m)),),
-            sampler=NoSampling(),
-            integers=planned[m.block].integers if m.block in planned else None,
+        once(
+            asked,
+            spec,
+            (Block(m.block, bound, noise(m)),),
+            planned[m.block].integers if m.block in planned else None,
         )
         for m in metrics
-        if m.name in broadcast.metrics
+        if m.name in asked.broadcast.metrics
     )
 
 
@@ -205,7 +201,7 @@ def metric_requests(job: Job, kit: ClientKit, spec: PrivacySpec) -> list[Release
         ReleaseRequest(
             job.gate, event, 0, {event.blocks[0].name: metric_value(job, kit, spec.unit, event.blocks[0].name)}
         )
-        for event in metric_events(spec, job.broadcast, kit.metrics, job.plan)
+        for event in metric_events(spec, job, kit.metrics)
     ]
 
 
@@ -272,7 +268,7 @@ def told_metrics(
 def released_metrics(job: Job, kit: ClientKit, spec: PrivacySpec) -> dict[str, float]:
     """Noisy metrics of the broadcast model, for mechanisms whose every message is released on its own."""
     rates = {}
-    for event in metric_events(spec, job.broadcast, kit.metrics, job.plan):
+    for event in metric_events(spec, job, kit.metrics):
         block = event.blocks[0].name
         noised = job.gate.release(event, 0, {block: metric_value(job, kit, spec.unit, block)})[block].item()
         rates[block.removeprefix("metric:")] = metric_rate(noised, spec.unit, job.facts.validation)

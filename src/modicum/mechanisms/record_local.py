@@ -7,7 +7,7 @@ releases; the server and all others may see it (R1, R4).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Self
@@ -19,7 +19,6 @@ from modicum.core.clips import Clip, Flat
 from modicum.core.extension_points import ProximalTerm, SamPerturbation
 from modicum.core.facts import ClientFacts
 from modicum.core.messages import (
-    Broadcast,
     ClippedUpdate,
     Decision,
     Expected,
@@ -29,7 +28,7 @@ from modicum.core.messages import (
     Sampled,
 )
 from modicum.core.needs import Need
-from modicum.core.parts import ClientKit, Job, Scope, Signal, State
+from modicum.core.parts import Asked, ClientKit, Job, Scope, Signal, State
 from modicum.core.round_state import Collector, RoundState
 from modicum.core.stack import Pool
 from modicum.errors import UnsoundError, UserError, counted
@@ -76,7 +75,6 @@ class RecordLocal:
     plain_batches = (
         False  # said by a subclass whose batches are those of this class, so that they may come in turn
     )
-    cohort_rate = None
 
     def __post_init__(self) -> None:
         if self.batch is not None and self.batch < 1:
@@ -209,29 +207,24 @@ class RecordLocal:
         """The multiplier of one of a client's kinds of noise; of its only one where there is no stock."""
         return self.schedule.of_kind(self.releases_of(facts), plan, kind)
 
-    def decisions(self, chosen: Mapping[str, Decision], multipliers: Mapping[str, float]) -> dict[str, Decision]:
-        return dict(chosen)
-
-    def events(
-        self, facts: ClientFacts, plan: PrivacyPlan, kit: ClientKit, broadcast: Broadcast, participation: int
-    ) -> tuple[Release, ...]:
-        metrics = common.metric_events(self.spec, broadcast, kit.metrics, plan)
+    def events(self, asked: Asked, kit: ClientKit) -> tuple[Release, ...]:
+        metrics = common.metric_events(self.spec, asked, kit.metrics)
         if kit.policy.scope is Scope.STEP:
             return metrics  # each step is reserved by itself, once its noise is known
-        asked = common.Asked(facts, plan, broadcast.round, participation, broadcast.decision)
-        return (self.release(asked, kit.policy.signals, 0, self.steps_in(facts, participation)), *metrics)
+        count = self.steps_in(asked.facts, asked.participation)
+        return (self.release(asked, kit.policy.signals, 0, count), *metrics)
 
-    def release(self, asked: common.Asked, signals: Sequence[Signal], step: int, count: int) -> Release:
+    def release(self, asked: Asked, signals: Sequence[Signal], step: int, count: int) -> Release:
         """What a client releases in so many steps from this one on."""
         z, origin = self._noise(asked)
         sampler, terms = self.sampler(asked.facts), asked.plan.correlation(GRADIENT)
         return Release(
             client=asked.facts.name,
-            round=asked.round,
+            round=asked.broadcast.round,
             step=step,
             count=self.charged(asked.facts, count),
             spec=self.spec,
-            blocks=common.query(GRADIENT, self.sensitivity(asked.decision), z, signals),
+            blocks=common.query(GRADIENT, self.sensitivity(asked.broadcast.decision), z, signals),
             sampler=sampler,
             bound_origin=Origin.RELEASED,
             noise_origin=origin,
@@ -240,8 +233,9 @@ class RecordLocal:
             first=self.steps_before(asked.facts, asked.participation) + step if sampler.turns > 1 else None,
         )
 
-    def _noise(self, asked: common.Asked) -> Noise:
-        now = Moment(asked.round, asked.participation, asked.decision.noise_multiplier, asked.decision.kind)
+    def _noise(self, asked: Asked) -> Noise:
+        decision = asked.broadcast.decision
+        now = Moment(asked.broadcast.round, asked.participation, decision.noise_multiplier, decision.kind)
         return self.schedule.noise(self.releases_of(asked.facts), asked.plan, now)
 
     def sensitivity(self, decision: Decision) -> float:
@@ -253,9 +247,7 @@ class RecordLocal:
         del facts
         return steps
 
-    def expected(
-        self, facts: ClientFacts, plan: PrivacyPlan, kit: ClientKit, broadcast: Broadcast, participation: int
-    ) -> Expected:
+    def expected(self, asked: Asked, kit: ClientKit) -> Expected:
         """Each step's clipped mean is at most C·b/B for b records drawn where B are expected; noise adds up.
 
         A client that missed a proposal counts its participations otherwise than the server, so that one of its
@@ -263,11 +255,11 @@ class RecordLocal:
         bounds and noise are unknown here: facts are those of the first decision, and only finiteness is checked.
         Nor is it known how far a pull of the training reaches: facts leave it out.
         """
-        count = self.steps_in(facts, participation)
-        asked = common.Asked(facts, plan, broadcast.round, participation, broadcast.decision)
+        facts = asked.facts
+        count = self.steps_in(facts, asked.participation)
         event = self.release(asked, kit.policy.signals, 0, count)
-        metrics = common.metric_events(self.spec, broadcast, kit.metrics, plan)
-        known = self.facts_of(event, facts, count, kit.training.optimiser.gains(count), plan)
+        metrics = common.metric_events(self.spec, asked, kit.metrics)
+        known = self.facts_of(event, facts, count, kit.training.optimiser.gains(count), asked.plan)
         rates = common.expected_metrics(metrics, Unit.RECORD, facts.validation)
         if kit.policy.scope is Scope.STEP:
             unknown = NoisedNumber(0.0, math.inf)

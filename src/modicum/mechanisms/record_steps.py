@@ -14,7 +14,7 @@ from torch import Tensor
 from modicum.core.extension_points import SamPerturbation
 from modicum.core.facts import ClientFacts
 from modicum.core.messages import Message, Noised, NoiseFacts
-from modicum.core.parts import ClientKit, Job, Observation, Place, Scope, Signal, State
+from modicum.core.parts import Asked, ClientKit, Job, Observation, Place, Scope, Signal, State
 from modicum.core.release_gate import ReleaseRequest, release_together
 from modicum.mechanisms import common
 from modicum.privacy.events import Release
@@ -40,7 +40,7 @@ class Steps(Protocol):
     def steps_in(self, facts: ClientFacts, participation: int) -> int:
         """Local steps of one participation."""
 
-    def release(self, asked: common.Asked, signals: Sequence[Signal], step: int, count: int) -> Release:
+    def release(self, asked: Asked, signals: Sequence[Signal], step: int, count: int) -> Release:
         """What so many steps from this one on release."""
 
     def unit_of(self, bound: float) -> float:
@@ -82,7 +82,8 @@ class Stepper:
         return self.kit.policy.scope is Scope.STEP and self.kit.policy.place is Place.CLIENT
 
     def _event(self, step: int, count: int) -> Release:
-        asked = common.Asked.of(self.job, self.decision)
+        job = self.job
+        asked = job if self.decision is job.broadcast.decision else job.by(self.decision)
         return self.mechanism.release(asked, self.kit.policy.signals, step, count)
 
     def decide(self, step: int, model: Tensor) -> None:

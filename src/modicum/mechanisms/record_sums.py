@@ -7,7 +7,7 @@ round is one step of the optimiser, taken by the server on the mean gradient: a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar
@@ -17,16 +17,16 @@ import torch
 from modicum.core.clips import Clip, Flat
 from modicum.core.extension_points import ProximalTerm
 from modicum.core.facts import ClientFacts
-from modicum.core.messages import Broadcast, Decision, Expected, Message, NoiseFacts, ReleasedSum
+from modicum.core.messages import Expected, Message, NoiseFacts, ReleasedSum
 from modicum.core.needs import Need
 from modicum.core.optimisers import Optimiser
-from modicum.core.parts import ClientKit, Job, State
+from modicum.core.parts import Asked, ClientKit, Job, State
 from modicum.core.release_gate import ReleaseRequest
 from modicum.core.round_state import Collector, RoundState
 from modicum.errors import UserError
 from modicum.mechanisms import common, integers
 from modicum.mechanisms.record_local import GRADIENT
-from modicum.privacy.events import NoSampling, Origin, Release
+from modicum.privacy.events import Origin, Release
 from modicum.privacy.noise.choose import schedule_for
 from modicum.privacy.noise.lattice import Integers
 from modicum.privacy.plan import PlannedRelease, PrivacyPlan
@@ -54,7 +54,6 @@ class RecordSums:
     takes_integers = True
     purpose = GRADIENT
     offers: ClassVar[tuple[Need, ...]] = (Need.SIGNALS, Need.OWN_BOUNDS, Need.LAYERS)
-    cohort_rate = None
 
     def __post_init__(self) -> None:
         schedule_for(self.noise_multiplier, integers=True)  # refuses what cannot be
@@ -72,36 +71,16 @@ class RecordSums:
         schedule = schedule_for(self.noise_multiplier, integers=True)
         return schedule.agree(common.once_a_round(facts, self.spec, GRADIENT), metrics)
 
-    def decisions(self, chosen: Mapping[str, Decision], multipliers: Mapping[str, float]) -> dict[str, Decision]:
-        return dict(chosen)
+    def events(self, asked: Asked, kit: ClientKit) -> tuple[Release, ...]:
+        return (self._event(asked, kit), *common.metric_events(self.spec, asked, kit.metrics))
 
-    def events(
-        self,
-        facts: ClientFacts,
-        plan: PrivacyPlan,
-        kit: ClientKit,
-        broadcast: Broadcast,
-        participation: int,
-    ) -> tuple[Release, ...]:
-        metrics = common.metric_events(self.spec, broadcast, kit.metrics, plan)
-        return (self._event(plan, kit, broadcast), *metrics)
+    def _event(self, asked: Asked, kit: ClientKit) -> Release:
+        plan, bound = asked.plan, common.moved(asked.broadcast.decision, self.rule)
+        blocks = common.query(GRADIENT, bound, plan.multiplier(GRADIENT), kit.policy.signals)
+        return common.once(asked, self.spec, blocks, plan.integers(GRADIENT), Origin.RELEASED)
 
-    def _event(self, plan: PrivacyPlan, kit: ClientKit, broadcast: Broadcast) -> Release:
-        z = plan.multiplier(GRADIENT)
-        return Release(
-            client=broadcast.client,
-            round=broadcast.round,
-            spec=self.spec,
-            blocks=common.query(GRADIENT, common.moved(broadcast.decision, self.rule), z, kit.policy.signals),
-            sampler=NoSampling(),
-            bound_origin=Origin.RELEASED,
-            integers=plan.integers(GRADIENT),
-        )
-
-    def expected(
-        self, facts: ClientFacts, plan: PrivacyPlan, kit: ClientKit, broadcast: Broadcast, participation: int
-    ) -> Expected:
-        return integers.nothing_seen(self.events(facts, plan, kit, broadcast, participation)[0])
+    def expected(self, asked: Asked, kit: ClientKit) -> Expected:
+        return integers.nothing_seen(self.events(asked, kit)[0])
 
     def run(self, jobs: Sequence[Job], kit: ClientKit) -> list[tuple[Message, State]]:
         if isinstance(kit.training, ProximalTerm):
@@ -123,7 +102,7 @@ class RecordSums:
 
     def _request(self, job: Job, kit: ClientKit, total: torch.Tensor, norms: torch.Tensor) -> ReleaseRequest:
         signals = common.contributions(norms, job.broadcast.decision.bound, kit.policy.signals)
-        event = self._event(job.plan, kit, job.broadcast)
+        event = self._event(job, kit)
         return ReleaseRequest(job.gate, event, 0, {GRADIENT: total, **signals})
 
     def collect(self, state: RoundState) -> Collector:

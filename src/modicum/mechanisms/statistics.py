@@ -8,7 +8,7 @@ which has the bound of one row (R18).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -20,19 +20,17 @@ from modicum.core import statistics
 from modicum.core.facts import ClientFacts
 from modicum.core.layout import Layout
 from modicum.core.messages import (
-    Broadcast,
-    Decision,
     Expected,
     Message,
     ReleasedSum,
 )
 from modicum.core.needs import Need
-from modicum.core.parts import Batch, ClientKit, Job, State
+from modicum.core.parts import Asked, Batch, ClientKit, Job, State
 from modicum.core.round_state import Collector, RoundState
 from modicum.core.statistics import Questions
 from modicum.errors import UserError
 from modicum.mechanisms import block_sums, common, integers
-from modicum.privacy.events import Block, NoSampling, Release
+from modicum.privacy.events import Block, Release
 from modicum.privacy.noise.fixed import Fixed
 from modicum.privacy.noise.lattice import Integers
 from modicum.privacy.plan import PlannedRelease, PrivacyPlan
@@ -54,7 +52,6 @@ class RecordStatistics:
 
     offers: ClassVar[tuple[Need, ...]] = ()
     takes_integers = True
-    cohort_rate = None
 
     @property
     def purpose(self) -> str:
@@ -84,55 +81,34 @@ class RecordStatistics:
     def plan(self, facts: ClientFacts, metrics: tuple[PlannedRelease, ...]) -> PrivacyPlan:
         return Fixed(on_lattice=self.integers).agree(common.once_a_round(facts, self.spec, self.purpose), metrics)
 
-    def decisions(self, chosen: Mapping[str, Decision], multipliers: Mapping[str, float]) -> dict[str, Decision]:
-        return dict(chosen)
-
     def _questions(self, classes: int, size: int) -> Questions:
         return Questions.of_size(self.asked, self.bins, classes, size)
 
-    def _event(self, plan: PrivacyPlan, broadcast: Broadcast, questions: Questions) -> Release:
-        blocks = questions.blocks
-        each = plan.multiplier(self.purpose) * math.sqrt(len(blocks)) * (1 + 1e-14)  # rounded up
-        return Release(
-            client=broadcast.client,
-            round=broadcast.round,
-            spec=self.spec,
-            blocks=tuple(Block(name, block.bound, each) for name, block in blocks.items()),
-            sampler=NoSampling(),
-            integers=plan.integers(self.purpose),
-        )
-
-    def _asked_of(self, plan: PrivacyPlan, kit: ClientKit, broadcast: Broadcast) -> Release:
+    def _asked_of(self, asked: Asked, kit: ClientKit) -> Questions:
         assert kit.public is not None
         assert kit.public.features is not None
-        return self._event(plan, broadcast, self._questions(kit.public.features.classes, broadcast.model.numel()))
+        return self._questions(kit.public.features.classes, asked.broadcast.model.numel())
 
-    def events(
-        self,
-        facts: ClientFacts,
-        plan: PrivacyPlan,
-        kit: ClientKit,
-        broadcast: Broadcast,
-        participation: int,
-    ) -> tuple[Release, ...]:
-        metrics = common.metric_events(self.spec, broadcast, kit.metrics, plan)
-        return (self._asked_of(plan, kit, broadcast), *metrics)
+    def _event(self, asked: Asked, questions: Questions) -> Release:
+        numbers = questions.blocks
+        each = asked.plan.multiplier(self.purpose) * math.sqrt(len(numbers)) * (1 + 1e-14)  # rounded up
+        blocks = tuple(Block(name, one.bound, each) for name, one in numbers.items())
+        return common.once(asked, self.spec, blocks, asked.plan.integers(self.purpose))
 
-    def expected(
-        self, facts: ClientFacts, plan: PrivacyPlan, kit: ClientKit, broadcast: Broadcast, participation: int
-    ) -> Expected:
-        return block_sums.expected(self.events(facts, plan, kit, broadcast, participation), facts)
+    def events(self, asked: Asked, kit: ClientKit) -> tuple[Release, ...]:
+        event = self._event(asked, self._asked_of(asked, kit))
+        return (event, *common.metric_events(self.spec, asked, kit.metrics))
+
+    def expected(self, asked: Asked, kit: ClientKit) -> Expected:
+        return block_sums.expected(self.events(asked, kit), asked.facts)
 
     def run(self, jobs: Sequence[Job], kit: ClientKit) -> list[tuple[Message, State]]:
         return [self._release(job, kit) for job in jobs]
 
     def _release(self, job: Job, kit: ClientKit) -> tuple[Message, State]:
-        event, records = self._asked_of(job.plan, kit, job.broadcast), job.records.real
-        assert kit.public is not None
-        assert kit.public.features is not None
-        questions = self._questions(kit.public.features.classes, job.broadcast.model.numel())
-        sums = sums_of(records, questions, persons=self.unit is Unit.PERSON)
-        return block_sums.message(job, kit, event, sums), job.state
+        questions = self._asked_of(job, kit)
+        sums = sums_of(job.records.real, questions, persons=self.unit is Unit.PERSON)
+        return block_sums.message(job, kit, self._event(job, questions), sums), job.state
 
     def collect(self, state: RoundState) -> Collector:
         if not self.individuals:

@@ -217,5 +217,5 @@ def _most_bytes(model: Backbone) -> int:
 
 def _array(values: np.ndarray) -> Tensor:
     if values.dtype.kind != "f" or not np.isfinite(values).all():
-        raise ValueError("an array holds what is no finite number")
+        raise ValueError("an array holds values that are not finite")
     return torch.from_numpy(values.astype(np.float32))

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Entry:
+class ModelEntry:
     """One model: its name, one line about it, and where the function that makes it lives."""
 
     name: str
@@ -27,37 +27,53 @@ class Entry:
 LARGEST = 1e9  # of a model's options
 REQUIRED = ("input_shape", "classes")  # of every model, and no options
 
-CATALOGUE: dict[str, Entry] = {
+CATALOGUE: dict[str, ModelEntry] = {
     entry.name: entry
     for entry in (
-        Entry("logistic", "logistic regression on the flattened input", "dense", "logistic"),
-        Entry("mlp", "one hidden layer of 64 ReLU units (option: hidden)", "dense", "mlp"),
-        Entry(
+        ModelEntry("logistic", "logistic regression on the flattened input", "dense", "logistic"),
+        ModelEntry("mlp", "one hidden layer of 64 ReLU units (option: hidden)", "dense", "mlp"),
+        ModelEntry(
             "cnn-small",
             "two 5×5 convolutions of 16 and 32 channels, the MNIST network of PAC-DP",
             "cnn",
             "cnn_small",
         ),
-        Entry("lenet", "LeNet-5 with ReLU and max pooling", "cnn", "lenet"),
-        Entry(
+        ModelEntry("lenet", "LeNet-5 with ReLU and max pooling", "cnn", "lenet"),
+        ModelEntry(
             "lenet-sigmoid",
             "three 5×5 convolutions with sigmoids and a linear layer, the network that DLG inverts",
             "cnn",
             "lenet_sigmoid",
         ),
-        Entry(
+        ModelEntry(
             "cnn8", "six 3×3 convolutions and two linear layers, the EMNIST network of ACDP-pFSD", "cnn", "cnn8"
         ),
-        Entry("resnet18", "ResNet-18 for 32×32 images with GroupNorm (option: dropout)", "resnet", "resnet18"),
-        Entry("resnet34", "ResNet-34 for 32×32 images with GroupNorm (option: dropout)", "resnet", "resnet34"),
-        Entry(
+        ModelEntry(
+            "lenet-contrast",
+            "LeNet-5 on normalised contrast, rectified by |x|: trains from nothing under much noise",
+            "contrast",
+            "lenet_contrast",
+        ),
+        ModelEntry(
+            "cnn-contrast",
+            "two convolutions of 32 and 64 channels of the same kind, for colour images",
+            "contrast",
+            "cnn_contrast",
+        ),
+        ModelEntry(
+            "resnet18", "ResNet-18 for 32×32 images with GroupNorm (option: dropout)", "resnet", "resnet18"
+        ),
+        ModelEntry(
+            "resnet34", "ResNet-34 for 32×32 images with GroupNorm (option: dropout)", "resnet", "resnet34"
+        ),
+        ModelEntry(
             "last-stage",
             "a public backbone whose last stage learns with the head (options: backbone, geometry, adapters, "
             "whole, views, reach)",
             "last_stage",
             "last_stage",
         ),
-        Entry(
+        ModelEntry(
             "scattering", "fixed wavelet scattering features and a linear head", "scattering", "scattering_linear"
         ),
     )

@@ -16,7 +16,7 @@ def cnn_small(input_shape: tuple[int, ...], classes: int) -> nn.Module:
     The paper gives neither widths nor kernels; 16 and 32 channels of 5×5 keep the noise's dimension low
     (28,938 parameters on MNIST).
     """
-    channels, height, width = _image(input_shape, smallest=4)
+    channels, height, width = image(input_shape, smallest=4)
     return nn.Sequential(
         OrderedDict(
             conv1=nn.Conv2d(channels, 16, 5, padding=2),
@@ -33,7 +33,7 @@ def cnn_small(input_shape: tuple[int, ...], classes: int) -> nn.Module:
 
 def lenet(input_shape: tuple[int, ...], classes: int) -> nn.Module:
     """LeNet-5 (LeCun et al. 1998) with ReLU and max pooling; 28×28 inputs are padded to 32×32 as there."""
-    channels, height, width = _image(input_shape, smallest=12)
+    channels, height, width = image(input_shape, smallest=12)
     pad = 2 if min(height, width) < 32 else 0
     flat = 16 * (((height + 2 * pad - 4) // 2 - 4) // 2) * (((width + 2 * pad - 4) // 2 - 4) // 2)
     return nn.Sequential(
@@ -59,7 +59,7 @@ def lenet_sigmoid(input_shape: tuple[int, ...], classes: int) -> nn.Module:
 
     For attacks: whoever cannot invert this one has a broken attack.
     """
-    channels, height, width = _image(input_shape, smallest=8)
+    channels, height, width = image(input_shape, smallest=8)
     flat = 12 * -(-height // 4) * -(-width // 4)
     model = nn.Sequential(
         OrderedDict(
@@ -87,7 +87,7 @@ def cnn8(input_shape: tuple[int, ...], classes: int, *, width: int = 32) -> nn.M
     pair; the others have twice and four times as many channels. Resolution is halved inside each pair, by a stride
     in the first and by pooling in the others: a quarter of the work of pooling after them, as many parameters.
     """
-    channels, high, wide = _image(input_shape, smallest=8)
+    channels, high, wide = image(input_shape, smallest=8)
     if int(width) != width or width < 8 or width % 8:
         raise UserError(f"the width of cnn8 is a multiple of 8, got {width}")
     width = int(width)
@@ -106,7 +106,7 @@ def cnn8(input_shape: tuple[int, ...], classes: int, *, width: int = 32) -> nn.M
     return nn.Sequential(layers)
 
 
-def _image(input_shape: tuple[int, ...], smallest: int) -> tuple[int, int, int]:
+def image(input_shape: tuple[int, ...], smallest: int) -> tuple[int, int, int]:
     if len(input_shape) != 3 or min(input_shape[1:]) < smallest:
         raise UserError(
             f"this model takes images (channels, height, width) of at least {smallest}×{smallest}, got inputs of "

@@ -8,6 +8,7 @@ A cache file is named by the content of the extractor and of the images, so that
 from __future__ import annotations
 
 import argparse
+import ctypes
 import hashlib
 import inspect
 import os
@@ -17,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,10 +39,11 @@ from modicum.models.published.packages import NOT_STATED, SCATTERING, Recipe
 from modicum.models.published.weights import card_of
 from modicum.models.views import VIEWS, seen
 
-CHUNK = 20_000  # records of a cache file
+CHUNK = 5_000  # records of a cache file: a minute of one processor, so that little is lost when it is ended
 COLOURS = 3
 LONG = 4_000  # images from which on a bar is shown
 SHOWN = 4  # of the datasets that a network was trained on: sentence encoders name dozens
+TRIM_THRESHOLD, MMAP_MAX = -1, -4  # of glibc's mallopt
 Count = Callable[[int], None]
 
 
@@ -85,8 +88,8 @@ class Extractor:
         for origin in self.origins:
             if not origin.trained_on:
                 raise UserError(
-                    f"nothing says what {origin.name} was trained on, so nobody knows for which records it is "
-                    'public: set trained_on, e.g. trained_on = ["imagenet-1k"]'
+                    f"it is not known what {origin.name} was trained on, hence for which records it is public: "
+                    'set trained_on, e.g. trained_on = ["imagenet-1k"]'
                 )
             check_public(origin.name, origin.trained_on, task)
 
@@ -181,6 +184,8 @@ def _one(name: str, shape: tuple[int, ...], trained_on: tuple[str, ...]) -> Extr
         return from_scattering(shape[0], shape[-1], int(number or 8))
     if name.endswith(".npz"):
         return from_backbone(name, trained_on)
+    if plain.endswith(".npz"):
+        raise UserError(f"{plain} taps the stages that it was trained with: write its name alone")
     taps = int(number) if number.isdecimal() else 1
     return from_published(published(plain if number.isdecimal() else name, trained_on), taps)
 
@@ -362,13 +367,30 @@ def compute(
     """Features in the order of the records."""
     model, out = extractor.model.to(device).eval(), []
     batch = extractor.batch if device == "cpu" else 500
-    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False), _memory_kept():
         for i in range(0, len(arrays), batch):
             part = arrays.take(slice(i, i + batch))
             x = each(lambda leaf: _images(leaf.to(device)), part.tensors())
             out.append(model(x).float().cpu().numpy())
             count(len(part))
     return np.concatenate(out)
+
+
+@contextmanager
+def _memory_kept() -> Iterator[None]:
+    """Large arrays of one batch serve the next: glibc gives them back each time, which takes half of all time."""
+    libc: Any = ctypes.CDLL(None) if sys.platform == "linux" else None
+    if not hasattr(libc, "mallopt") or not hasattr(libc, "malloc_trim"):
+        yield
+        return
+    for setting, value in ((MMAP_MAX, 0), (TRIM_THRESHOLD, 2**31 - 1)):
+        libc.mallopt(setting, value)
+    try:
+        yield
+    finally:
+        for setting, value in ((MMAP_MAX, 1 << 16), (TRIM_THRESHOLD, 1 << 17)):  # as they were
+            libc.mallopt(setting, value)
+        libc.malloc_trim(0)
 
 
 def _images(x: Tensor) -> Tensor:

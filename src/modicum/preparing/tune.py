@@ -136,9 +136,9 @@ class _Search:
         self.configs, self.settings, self.budget, self.way = configs, settings, epsilon, way
         if any(config.looks for config in configs):
             raise UnsoundError(
-                "a search after a look has no sum with it (R2): the list of settings, and so the noise of each "
-                "trial, may follow from its figures; choose on public stand-ins (--way public), or take name = "
-                '"auto" under [method]'
+                "a search after a look does not add up with it (R2): the list of settings, and so the noise of "
+                "each trial, may follow from its figures; choose on public stand-ins (--way public), or set name "
+                '= "auto" under [method]'
             )
         self.score = _score(configs)
         data = federation(configs[0]).data

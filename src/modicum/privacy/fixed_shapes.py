@@ -127,10 +127,10 @@ def shape_from_dict(d: dict[str, Any]) -> FixedShape:
 
 
 @lru_cache(maxsize=4096)
-def smallest_capacity(records: int, rate: float, doubt: float) -> Capacity:
-    """The fewest rows that overflow with probability at most `doubt` a step; all records never do."""
+def smallest_capacity(records: int, rate: float, failure: float) -> Capacity:
+    """The fewest rows that overflow with probability at most `failure` a step; all records never do."""
     tail = binom.sf(np.arange(records), records - 1, rate)  # of rows 1, 2, …
-    return Capacity(1 + int(np.argmax(tail <= doubt)), records)
+    return Capacity(1 + int(np.argmax(tail <= failure)), records)
 
 
 def _check(count: int) -> None:

@@ -60,6 +60,8 @@ def behind(
     proxy = alike(proxy) if isinstance(proxy, Dataset) else proxy
     source = None if source is None else alike(source)
     if weights is None:
+        if views != 1 or trained_on:
+            raise UserError("views and trained_on are of a backbone: name one, or leave them out")
         return task, proxy, source
     from modicum.models.features import extractor, featured
 
@@ -81,16 +83,26 @@ def stand_on(
 
     They are fitted to `source`, or else to the proxy without the records that are kept for choosing settings.
     """
-    if features is None and source is None:
+    check_features(features, source is not None, bool(len(data.proxy)))
+    if features is None:
         return data
-    if features is None or (is_file(features) and source is not None):
-        raise UserError(f'features_from says what features are fitted to: set features = "{KIND}:{AUTO}" with it')
     name = "" if data.made_by is None else data.made_by.name
     if is_file(features):
         return federation_behind(_kept(features, name, data), data)
     size = parse(features)
     noise = class_noise(spec(), budgets, data.sizes, data.classes) if size is None else None
     return federation_behind(fit_geometry(_public(data, source, name), size, noise), data)
+
+
+def check_features(features: str | None, source: bool, proxy: bool) -> None:
+    """Refuse what cannot be fitted: before records go through a network, which takes minutes."""
+    if source and (features is None or is_file(features)):
+        raise UserError(f'features_from says what features are fitted to: set features = "{KIND}:{AUTO}" with it')
+    if features is None or is_file(features):
+        return
+    parse(features)
+    if not source and not proxy:
+        raise UserError("features are fitted to public records: set a proxy, or features_from to a dataset's name")
 
 
 def is_file(features: str) -> bool:
@@ -130,8 +142,6 @@ def class_noise(spec: PrivacySpec, budgets: Sequence[float], sizes: Sequence[int
 def _public(data: FederatedData, source: Dataset | None, backbone: str) -> Public:
     if source is not None:
         return Public(source.train, source.name, same_task=False, backbone=backbone)
-    if not len(data.proxy):
-        raise UserError("features are fitted to public records: set a proxy, or features_from to a dataset's name")
     same = data.proxy_classes == data.classes
     return Public(data.proxy, data.proxy_name, same_task=same, backbone=backbone)
 

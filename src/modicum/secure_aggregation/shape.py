@@ -7,8 +7,8 @@ its neighbourhood; they hold its shares, of which t open a secret, and each of t
 has a say in an honest client's neighbourhood, so there is nothing that a server could try again and again.
 
 Two things can go wrong with such draws, and both are bounded by exact tails of the hypergeometric distribution:
-`doubt` that a sum of too few can be opened, which is charged to δ, and `stall` that a round comes to nothing. The
-argument for `doubt` is in docs/secure-aggregation-protocol.md.
+`failure_probability`, that a sum of too few can be opened, which is charged to δ, and `stall`, that a round comes
+to nothing. The argument for the first is in docs/secure-aggregation-protocol.md.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ def agree_shape(clients: int, threshold: int, colluders: int, dropouts: int, str
         k = (low + high) // 2
         t = _most_shares(clients, dropouts, k)
         found = (
-            Shape(k, t) if t and doubt(clients, colluders, strays, Shape(k, t)) <= FAILURE_PROBABILITY else None
+            Shape(k, t)
+            if t and failure_probability(clients, colluders, strays, Shape(k, t)) <= FAILURE_PROBABILITY
+            else None
         )
         best, low, high = (found, low, k - 1) if found else (best, k + 1, high)
     return best or everybody
@@ -67,7 +69,7 @@ def stall(clients: int, dropouts: int, shape: Shape) -> float:
     return 0.0 if k == clients - 1 else min(1.0, clients * 2.0 ** _tails(clients - 1, dropouts, k)[k - t + 1])
 
 
-def doubt(clients: int, colluders: int, strays: int, shape: Shape) -> float:
+def failure_probability(clients: int, colluders: int, strays: int, shape: Shape) -> float:
     """At most this is the chance that honest survivors fall apart into groups whose sums can be opened alone.
 
     A group of s has at least t − 1 of each member's k draws among its other s − 1 and the c colluders; of a

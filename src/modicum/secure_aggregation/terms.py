@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from modicum.errors import UserError
-from modicum.secure_aggregation.shape import Shape, agree_shape, doubt
+from modicum.secure_aggregation.shape import Shape, agree_shape, failure_probability
 
 MOST_CLIENTS = 1000  # what was measured: everybody still checks everybody's signatures
 MOST_COORDINATES = 1 << 28
@@ -120,9 +120,9 @@ class SumTerms:
         return self.shape.neighbours < self.clients - 1
 
     @property
-    def doubt(self) -> float:
+    def failure_probability(self) -> float:
         """At most this is the chance that a round's graph lets less than the whole sum be opened."""
-        return doubt(self.clients, self.colluders, self._strays, self.shape)
+        return failure_probability(self.clients, self.colluders, self._strays, self.shape)
 
     @property
     def _strays(self) -> int:

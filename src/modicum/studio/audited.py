@@ -44,7 +44,7 @@ def audit_run(catalogue: Catalogue, id: str) -> dict[str, Any]:
 
 
 def audit(files: RunFolder) -> dict[str, Any]:
-    """A folder that holds a certificate, a ledger, or both. Where it lies for the moment is nobody's business."""
+    """A folder that holds a certificate, a ledger, or both. Its temporary path is told to no one."""
     try:
         return _audit(files)
     except UserError as error:

@@ -37,7 +37,7 @@ def new_token() -> str:
 
 
 @dataclass(frozen=True)
-class Asked:
+class Request:
     """What a guard looks at: nothing of it has been believed yet."""
 
     method: str
@@ -45,7 +45,7 @@ class Asked:
     headers: Mapping[str, Sequence[str]]  # by name in small letters
 
     @classmethod
-    def of(cls, scope: Scope) -> Asked:
+    def of(cls, scope: Scope) -> Request:
         """A request as it came."""
         sent: dict[str, list[str]] = {}
         for name, value in scope["headers"]:
@@ -71,34 +71,34 @@ class Access:
 
 
 Refusal = tuple[int, str]
-Check = Callable[[Asked, Access], Refusal | None]
+Check = Callable[[Request, Access], Refusal | None]
 
 
-def only_known_methods(asked: Asked, _: Access) -> Refusal | None:
+def only_known_methods(asked: Request, _: Access) -> Refusal | None:
     """Reading, and questions with a body; nothing is put or deleted."""
     return None if asked.method in ("GET", "POST") else (405, "only GET and POST")
 
 
-def only_own_name(asked: Asked, access: Access) -> Refusal | None:
+def only_own_name(asked: Request, access: Access) -> Refusal | None:
     """A foreign name that was made to point at this machine is told by its Host header."""
     hosts = asked.all("host")
     known = len(hosts) == 1 and hosts[0] in access.hosts
     return None if known else (421, "this is not an address of the studio")
 
 
-def only_own_origin(asked: Asked, access: Access) -> Refusal | None:
+def only_own_origin(asked: Request, access: Access) -> Refusal | None:
     """Browsers name the page that asks, in requests that could change or read something."""
     known = [f"http://{host}" for host in access.hosts]
     return None if all(one in known for one in asked.all("origin")) else (403, "another origin may not ask")
 
 
-def only_own_site(asked: Asked, _: Access) -> Refusal | None:
+def only_own_site(asked: Request, _: Access) -> Refusal | None:
     """The same for what carries no origin: links, frames, pictures. "none" is an address typed by its user."""
     fine = all(site in ("same-origin", "none") for site in asked.all("sec-fetch-site"))
     return None if fine else (403, "another site may not ask")
 
 
-def only_with_the_secret(asked: Asked, access: Access) -> Refusal | None:
+def only_with_the_secret(asked: Request, access: Access) -> Refusal | None:
     """The first part of the path, compared in constant time."""
     first, slash, _ = asked.path.removeprefix("/").partition("/")
     if slash and secrets.compare_digest(first.encode(errors="replace"), access.token.encode()):
@@ -111,7 +111,7 @@ CHECKS: tuple[Check, ...] = (
 )  # fmt: skip
 
 
-class Guard:
+class RequestGuard:
     """Lets through what is asked under the secret, and puts the headers on every answer."""
 
     def __init__(
@@ -134,7 +134,7 @@ class Guard:
                 message = {**message, "headers": [*message.get("headers", []), *own]}
             await send(message)
 
-        asked = Asked.of(scope)
+        asked = Request.of(scope)
         if self._opened_once(asked):
             there = [(b"location", f"/{self.access.token}/".encode()), (b"content-length", b"0")]
             await answer({"type": "http.response.start", "status": 303, "headers": there})
@@ -150,7 +150,7 @@ class Guard:
         await answer({"type": "http.response.start", "status": status, "headers": kind})
         await answer({"type": "http.response.body", "body": said.encode("ascii")})
 
-    def _opened_once(self, asked: Asked) -> bool:
+    def _opened_once(self, asked: Request) -> bool:
         """Whether this is the first to show the address that the browser was started with."""
         given = asked.path.removeprefix("/")
         if self._once is None or any(check(asked, self.access) for check in CHECKS[:-1]):
@@ -160,6 +160,6 @@ class Guard:
         self._once = None
         return True
 
-    def refusal(self, asked: Asked) -> Refusal | None:
+    def refusal(self, asked: Request) -> Refusal | None:
         """Status and reason of the first check that does not let a request through."""
         return next((said for check in self.checks if (said := check(asked, self.access)) is not None), None)

@@ -67,7 +67,7 @@ class Wish:
         if not all(isinstance(text, str) and len(text) < 60 for text in texts):
             raise UserError("dataset, partition, method, model and view are short names")
         if self.dataset not in {entry.name for entry in public_datasets()}:
-            raise UserError(f"{self.dataset!r} is no public dataset that is here")
+            raise UserError(f"{self.dataset!r} is not a public dataset on this machine")
         for name in ("delta", "lr"):
             given = getattr(self, name)
             if given is not None and not (type(given) in (int, float) and 0 < given < math.inf):

@@ -18,7 +18,7 @@ from modicum.errors import MissingExtraError, UserError
 from modicum.federation.run_folder import RunFolder
 from modicum.report import inline
 from modicum.studio.catalogue import Catalogue
-from modicum.studio.guard import App, Guard, new_token
+from modicum.studio.guard import App, RequestGuard, new_token
 from modicum.studio.watching import Watching
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ def make_server(folder: Path, port: int, once: str | None = None) -> tuple[uvico
     studio = Studio(folder)
     threading.Thread(target=studio.catalogue.look, daemon=True).start()  # browsers take longer to open
     config = uvicorn.Config(
-        Guard(studio.app(), token, own, once=once),
+        RequestGuard(studio.app(), token, own, once=once),
         access_log=False,  # it would hold the secret
         log_config=None,  # whoever runs this keeps their own
         timeout_graceful_shutdown=1,

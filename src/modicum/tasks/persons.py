@@ -71,7 +71,7 @@ class _Rows:
         return y[..., 0] > 0.5, self.task.targets(labels)
 
     def made_up(self, rows: int, persons: tuple[int, ...], width: int | None, drawn: torch.Generator) -> Tensor:
-        """Labels that nobody has; one row of each person is there, and others by a coin."""
+        """Synthetic labels; one row of each person is there, and others by a coin."""
         labels = self.task.made_up(rows * persons[0], row_label(self.task, persons[1]), width, drawn)
         there = torch.rand((rows, persons[0], 1), generator=drawn) < 0.5
         there[:, 0] = True

@@ -150,7 +150,7 @@ class Task:
     def made_up(
         self, rows: int, label_shape: tuple[int, ...], width: int | None, drawn: torch.Generator
     ) -> Tensor:
-        """Labels that nobody has, within the public range, for trying a model out."""
+        """Synthetic labels within the public range, for trying a model out."""
         own = getattr(self.loss, "made_up", None)
         if own is not None:
             found: Tensor = own(rows, label_shape, width, drawn)

@@ -57,9 +57,7 @@ class Compressed:
         follows = _next_with_weights(layers, at + 1)
         channels = _inputs(layers[follows][1])
         if self.width >= channels:
-            raise UserError(
-                f"compression to {self.width} channels is none where there are {channels}: choose fewer"
-            )
+            raise UserError(f"{channels} channels are not compressed to {self.width}: choose fewer")
         between = [name for name, layer in layers[at + 1 : follows] if any(True for _ in layer.parameters())]
         if between:
             raise UserError(f"compress after {between[-1]!r} or later: a norm of all channels would follow")

@@ -83,7 +83,7 @@ def test_silos_that_draw_whom_they_mask_against(tmp_path: Path, monkeypatch: pyt
     with silos(tmp_path) as held:
         with pytest.raises(UserError, match="more than is charged"):
             coordinator(tmp_path, Direct(held))
-        monkeypatch.setattr(secure_terms, "doubt", lambda *_: 0.0)
+        monkeypatch.setattr(secure_terms, "failure_probability", lambda *_: 0.0)
         carrier = Direct(held)
         deployed = finish(coordinator(tmp_path, carrier))
     assert_same(deployed, in_process(tmp_path))

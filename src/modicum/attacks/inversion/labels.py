@@ -39,7 +39,8 @@ def by_smallest_entry(targets: Targets) -> Tensor:
     weight, _ = _last(targets)
     if targets.recipe.used > weight.shape[1]:
         raise UserError(
-            f"GI's labels are distinct: {targets.recipe.used} records of {weight.shape[1]} classes cannot be"
+            f"GI assumes distinct labels, and {targets.recipe.used} records cannot have them in "
+            f"{weight.shape[1]} classes"
         )
     return weight.min(2).values.topk(targets.recipe.used, largest=False).indices
 

@@ -42,7 +42,7 @@ class _Stack:
         return min(self.sizes) == self.size
 
     def whole(self) -> _Stack:
-        """The same with targets of zeros for rows that belong to nobody: all rows pass through the loss."""
+        """The same with targets of zeros for padding rows: all rows pass through the loss."""
         if self.full:
             return self
         rows = real_rows(self.sizes, self.size).to(first_leaf(self.x).device)

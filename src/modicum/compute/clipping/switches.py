@@ -37,8 +37,8 @@ def refuse_switches(device: torch.device, environ: Mapping[str, str] = os.enviro
     coarse = environ.get("ONEDNN_DEFAULT_FPMATH_MODE", "").lower() not in OFF
     if coarse or product_rounding(device, torch.float32) > 0 or torch.is_autocast_enabled("cpu"):
         raise UserError(
-            "a silo's processor multiplies in full precision: of half precision it is known that one record's NaN "
-            "reaches another's row; unset ONEDNN_DEFAULT_FPMATH_MODE, autocast and float32 precisions of torch"
+            "a silo computes in full precision, since in half precision one record's NaN can reach another's row: "
+            "unset ONEDNN_DEFAULT_FPMATH_MODE, autocast and float32 precisions of torch"
         )
 
 

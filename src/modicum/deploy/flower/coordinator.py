@@ -82,8 +82,8 @@ class Coordinator:
     ) -> None:
         if config.run.audit is not None:
             raise UserError(
-                "an audit plants canaries among records, and silos let nobody do that: leave out run.audit, and "
-                "audit a simulation of the same experiment"
+                "an audit plants canaries among records, which silos do not allow: leave out run.audit, and audit "
+                "a simulation of the same experiment"
             )
         config = deployed(config)
         self.config, self.patience = config, patience or Patience()
@@ -158,7 +158,7 @@ class Coordinator:
         odd = [name for name, card in cards.items() if card.kind != usual]
         if odd:
             raise UserError(
-                "silos differ in the shape of records, in classes or in simulation; not as most are "
+                "silos differ in the shape of records, in classes or in simulation; unlike most are "
                 f"{_some(odd)}: make them alike"
             )
         self._check_needs(usual)

@@ -27,7 +27,7 @@ _LENGTH = struct.Struct("<Q")
 
 
 @dataclass
-class Sum:
+class SecureSum:
     """What came of a round. Without a total it is void, and `void` says why."""
 
     total: Integers | None = None
@@ -46,9 +46,9 @@ class SecureRound:
     ) -> None:
         self.round, self.terms, self.names = round, terms.of(round), terms.names(round)
         self.ask, self.proposals, self.kept = ask, proposals, Steps(folder, round)
-        self.sum = Sum()
+        self.sum = SecureSum()
 
-    def play(self) -> Sum:
+    def play(self) -> SecureSum:
         """The sum of those who stayed, or a `VoidError` that says why there is none."""
         try:
             keys = self._keys()

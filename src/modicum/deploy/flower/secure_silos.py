@@ -1,4 +1,4 @@
-"""The carrier of a deployment behind secure aggregation: the server gets a sum, and nobody's own message."""
+"""The carrier of a deployment behind secure aggregation: the server gets a sum, and no single message."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from modicum.core.messages import Anything, Message, Opened, encode
 from modicum.core.round_state import Collector, RoundState
-from modicum.deploy.flower.secure import SecureRound, Sum, forget_before, survivors
+from modicum.deploy.flower.secure import SecureRound, SecureSum, forget_before, survivors
 from modicum.deploy.flower.silos import Silos
 from modicum.deploy.silo.secure import SecureTerms
 from modicum.deploy.silo.wire import Answer, Kind
@@ -28,7 +28,7 @@ class SecureSilos(Silos):
         super().__init__(*arguments, **named)
         self.secure, self.folder = secure, folder
         self._silent: set[str] = set()
-        self._found = Sum()
+        self._found = SecureSum()
 
     def acknowledge(self, round: int) -> None:
         forget_before(self.folder, round)
@@ -39,11 +39,11 @@ class SecureSilos(Silos):
 
     def reserve(self, state: RoundState) -> list[RoundState]:
         """Note what is asked. Where the round's sum was opened before a crash, nobody is asked again."""
-        self._found = Sum()
+        self._found = SecureSum()
         stacks = super().reserve(state)
         return stacks if self._once.stored(state.round) is None else []
 
-    def compute(self, stacks: Sequence[RoundState]) -> Iterator[tuple[RoundState, Sum]]:  # type: ignore[override]
+    def compute(self, stacks: Sequence[RoundState]) -> Iterator[tuple[RoundState, SecureSum]]:  # type: ignore[override]
         """Play the protocol."""
         for state in stacks:
             bodies = {b.client: encode(b) for b in state.broadcasts if b.client in state.events}
@@ -54,7 +54,7 @@ class SecureSilos(Silos):
         self,
         state: RoundState,
         stack: RoundState,
-        results: Sum,
+        results: SecureSum,
     ) -> dict[str, Anything | None]:
         """Note who took part; of messages there is their sum alone."""
         self._found = results

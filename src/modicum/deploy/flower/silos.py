@@ -1,4 +1,4 @@
-"""The carrier of a deployment: proposals go to silos as bytes, and whatever comes back is doubted."""
+"""The carrier of a deployment: proposals go to silos as bytes, and whatever comes back is checked."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Protocol
 
 from modicum.core.facts import ClientFacts
 from modicum.core.messages import Anything, Broadcast, Expected, Noised, Opened, Sealed, Share, decode, encode
-from modicum.core.parts import ClientKit
+from modicum.core.parts import Asked
 from modicum.core.round_state import Collector, RoundState
 from modicum.deploy.silo.wire import TRANSIENT, Answer, Code, Kind
 from modicum.errors import UserError
@@ -140,7 +140,7 @@ class Silos:
         events = {}
         for b in state.broadcasts:
             try:
-                events[b.client] = self.server.method.mechanism.events(*self._agreed(b))
+                events[b.client] = self.server.method.mechanism.events(self._asked(b), self.server.kit)
             except UserError:
                 continue  # a bound that is no number: every silo refuses it, and no other answer is possible
             try:
@@ -150,9 +150,9 @@ class Silos:
         return events
 
     def _expected(self, b: Broadcast) -> Expected:
-        return self.server.method.mechanism.expected(*self._agreed(b))
+        return self.server.method.mechanism.expected(self._asked(b), self.server.kit)
 
-    def _agreed(self, b: Broadcast) -> tuple[ClientFacts, PrivacyPlan, ClientKit, Broadcast, int]:
-        """All that decides an honest answer; how often the silo took part is the server's own count."""
+    def _asked(self, b: Broadcast) -> Asked:
+        """How often the silo took part is the server's own count."""
         earlier = len({r.round for r in self.ledger.spent(b.client) if r.round < b.round})
-        return self.facts[b.client], self.plans[b.client], self.server.kit, b, earlier
+        return Asked(self.facts[b.client], self.plans[b.client], b, earlier)

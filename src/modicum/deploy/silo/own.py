@@ -26,8 +26,8 @@ def own_experiment(spec: SiloSpec) -> Experiment:
     config = spec.experiment
     if config.run.compile:
         raise UserError(
-            "compile is for simulations: of a compiler's kernels nobody has searched whether one record changes "
-            "another's bits (docs/clipping.md): set compile = false in everybody's file"
+            "compile is for simulations: compiled kernels were not searched for one record changing another's "
+            "bits (docs/clipping.md): set compile = false in everybody's file"
         )
     # The server's first model comes with its first proposal; a silo's own layers begin as they are made.
     config = replace(config, run=replace(config.run, start=None))

@@ -26,12 +26,12 @@ from numpy.typing import NDArray
 
 from modicum.core.facts import ClientFacts
 from modicum.core.messages import Decision
+from modicum.core.parts import Asked
 from modicum.core.release_gate import ReservedGate
 from modicum.errors import UserError, counted
 from modicum.federation.run_folder import RunFolder
 from modicum.loops.flower.question import EPSILON, PLANNED, RESERVED, SPENT, NotAnswered, Question, refused
 from modicum.mechanisms.client_level import UPDATE, ClientLevel, clip_updates
-from modicum.mechanisms.common import Asked
 from modicum.mechanisms.integers import on_lattice
 from modicum.privacy.accounting.filters import plan_guarantee
 from modicum.privacy.certificate import Certificate
@@ -217,7 +217,7 @@ class _Account:
     def reserve(self) -> tuple[ReservedGate, Any]:
         """On disk that one more reply may leave, before a record is touched."""
         number = self._sent
-        asked = Asked(self._facts, self._plan, number, number, self._decision)
+        asked = Asked.alone(self._facts, self._plan, number, self._decision)
         release = self._mechanism.event(asked)
         try:
             tokens = self._ledger.reserve([release])

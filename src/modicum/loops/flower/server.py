@@ -100,7 +100,7 @@ def _refuses(message: Message) -> bool:
 
 
 def _told(message: Message) -> Told | None:
-    """A client may say what it likes: it harms its own part of the run, and nobody's privacy."""
+    """A client may say what it likes: it harms its own part of the run, and no privacy."""
     said: Mapping[str, Any] | None = message.content.metric_records.get(METRICS) if message.has_content() else None
     try:
         return None if said is None else Told(int(said[PLANNED]), int(said[RESERVED]), float(said[EPSILON]))

@@ -58,17 +58,22 @@ def published(name: str, trained_on: tuple[str, ...] = ()) -> Published:
     recipe = recipe_of(file.path.parent, file)
     if isinstance(network, Tokens):
         recipe = replace(recipe, size=network.size)
-    try:
-        network(torch.zeros(1, 3, recipe.size, recipe.size))
-    except (RuntimeError, MemoryError) as error:
-        said = str(error).split("\n", 1)[0]
-        raise UserError(
-            f"{file.path} looks like {layout}, but sees no images of {recipe.size} pixels: {said}"
-        ) from None
+    _check_sees(network, recipe.size, f"{file.path} looks like {layout}")
     licence = ", ".join(file.card.get("license", ())) or NOT_STATED
     known = known_of(file.card.get("datasets", ()), trained_on)
     read_as = f" {layout} {tensorflow} {heads}" if tensorflow or heads else ""
     return Published(Path(name).stem, network, recipe, file.sha256, licence, known, read_as)
+
+
+def _check_sees(network: Staged | Tokens, size: int, like: str) -> None:
+    """Refuse what makes no features of an image."""
+    if not 0 < size <= LARGEST:
+        raise UserError(f"{like}, but wants images of {size} pixels: at most {LARGEST} are made")
+    try:
+        network(torch.zeros(1, 3, size, size))
+    except (RuntimeError, MemoryError) as error:
+        said = str(error).split("\n", 1)[0]
+        raise UserError(f"{like}, but sees no images of {size} pixels: {said}") from None
 
 
 def known_of(said: tuple[str, ...], added: tuple[str, ...]) -> tuple[str, ...]:
@@ -107,8 +112,6 @@ def recipe_of(folder: Path, file: WeightFile) -> Recipe:
         size = _side(other.get("crop_size") or other.get("size"), size)
         mean = said.get("mean", other.get("image_mean", plain.mean))
         deviation = said.get("std", other.get("image_std", plain.deviation))
-        if not 0 < int(size) <= LARGEST:
-            raise ValueError(f"images of {size} pixels")
         return Recipe(int(size), _three(mean), _three(deviation))
     except DAMAGED as error:
         raise UserError(f"{folder} does not say in a known way how images are prepared ({error})") from None

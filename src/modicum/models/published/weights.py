@@ -102,7 +102,7 @@ def _plain(found: Any, path: Path) -> State:
         if value.layout != torch.strided or value.is_quantized or value.is_meta or value.is_complex():
             raise UserError(f"{path}: {name} is no plain array of real numbers: save the weights as floats")
         if not torch.isfinite(value).all():
-            raise UserError(f"{path}: {name} holds what is no finite number: fetch the file again")
+            raise UserError(f"{path}: {name} holds values that are not finite: fetch the file again")
     return state
 
 

@@ -11,12 +11,13 @@ from torch import Tensor, tensor
 from torch.nn.functional import cross_entropy
 
 from modicum.core.facts import ClientFacts
-from modicum.core.messages import Broadcast, Decision, Expected, Message, Noised, NoisedNumber
+from modicum.core.messages import Decision, Expected, Message, Noised, NoisedNumber
 from modicum.core.needs import Need
-from modicum.core.parts import PERSONALISED, ClientKit, Job, State
+from modicum.core.parts import PERSONALISED, Asked, ClientKit, Job, State
 from modicum.core.round_state import Collector, RoundState
+from modicum.mechanisms import common
 from modicum.mechanisms.client_level import UPDATE, ClientLevel
-from modicum.privacy.events import Block, NoSampling, Release
+from modicum.privacy.events import Block, Release
 from modicum.privacy.plan import Guard, PlannedRelease, PrivacyPlan
 from modicum.privacy.spec import PrivacySpec
 
@@ -40,7 +41,6 @@ class RawMetrics:
     purpose = UPDATE
     needs = (Need.CLASSES,)
     individuals = True
-    cohort_rate = None
 
     @property
     def offers(self) -> tuple[Need, ...]:
@@ -57,35 +57,24 @@ class RawMetrics:
     def decisions(self, chosen: Mapping[str, Decision], multipliers: Mapping[str, float]) -> dict[str, Decision]:
         return {name: replace(d, noise_multiplier=self.noise_multiplier) for name, d in chosen.items()}
 
-    def events(
-        self, facts: ClientFacts, plan: PrivacyPlan, kit: ClientKit, broadcast: Broadcast, participation: int
-    ) -> tuple[Release, ...]:
-        noised = self.inner.events(facts, plan, kit, broadcast, participation)
-        return (*noised, self._figures(broadcast))
+    def events(self, asked: Asked, kit: ClientKit) -> tuple[Release, ...]:
+        return (*self.inner.events(asked, kit), self._figures(asked))
 
-    def expected(
-        self, facts: ClientFacts, plan: PrivacyPlan, kit: ClientKit, broadcast: Broadcast, participation: int
-    ) -> Expected:
-        inner = self.inner.expected(facts, plan, kit, broadcast, participation)
+    def expected(self, asked: Asked, kit: ClientKit) -> Expected:
+        inner = self.inner.expected(asked, kit)
         return replace(
             inner, metrics={"accuracy": NoisedNumber(0.5, 0.5), "loss": NoisedNumber(WORST / 2, WORST / 2)}
         )
 
-    def _figures(self, broadcast: Broadcast) -> Release:
-        return Release(
-            client=broadcast.client,
-            round=broadcast.round,
-            spec=self.spec,
-            blocks=(Block(RAW, 1.0, 0.0),),
-            sampler=NoSampling(),
-        )
+    def _figures(self, asked: Asked) -> Release:
+        return common.once(asked, self.spec, (Block(RAW, 1.0, 0.0),))
 
     def run(self, jobs: Sequence[Job], kit: ClientKit) -> list[tuple[Message, State]]:
         results: list[tuple[Message, State]] = []
         for job, (message, state) in zip(jobs, self.inner.run(jobs, kit), strict=True):
             assert isinstance(message, Noised)
             private = {RAW: self._test(job, kit, message, state)}
-            sent = job.gate.release(self._figures(job.broadcast), 0, private)[RAW]
+            sent = job.gate.release(self._figures(job), 0, private)[RAW]
             accuracy, loss = sent.tolist()
             results.append((replace(message, metrics={"accuracy": accuracy, "loss": loss}), state))
         return results

@@ -21,10 +21,10 @@ from torch.nn.functional import softplus
 
 from modicum.core.clips import Flat
 from modicum.core.facts import ClientFacts
-from modicum.core.messages import Broadcast, Decision, Expected, Message, Noised, NoisedNumber, NoiseFacts
+from modicum.core.messages import Broadcast, Expected, Message, Noised, NoisedNumber, NoiseFacts
 from modicum.core.needs import Need
 from modicum.core.optimisers import Adam, Optimiser
-from modicum.core.parts import Batch, ClientKit, Job, State
+from modicum.core.parts import Asked, Batch, ClientKit, Job, State
 from modicum.core.round_state import Collector, RoundState
 from modicum.mechanisms import common
 from modicum.mechanisms.record_local import GRADIENT, RecordLocal
@@ -67,7 +67,6 @@ class RawMetaNet:
     purpose = GRADIENT
     needs = (Need.CLASSES,)
     individuals = True
-    cohort_rate = None
     offers: tuple[Need, ...] = ()
 
     @property
@@ -77,30 +76,23 @@ class RawMetaNet:
     def plan(self, facts: ClientFacts, metrics: tuple[PlannedRelease, ...]) -> PrivacyPlan:
         return PrivacyPlan(client=facts.name, spec=self.spec, budget=math.inf, guard=Guard.NONE)
 
-    def decisions(self, chosen: Mapping[str, Decision], multipliers: Mapping[str, float]) -> dict[str, Decision]:
-        return dict(chosen)
+    def events(self, asked: Asked, kit: ClientKit) -> tuple[Release, ...]:
+        del kit
+        return (self._sent(asked),)
 
-    def events(
-        self, facts: ClientFacts, plan: PrivacyPlan, kit: ClientKit, broadcast: Broadcast, participation: int
-    ) -> tuple[Release, ...]:
-        del plan, kit
-        return (self._sent(facts, broadcast, participation),)
-
-    def _sent(self, facts: ClientFacts, broadcast: Broadcast, participation: int) -> Release:
+    def _sent(self, asked: Asked) -> Release:
         """All batches of a round, without noise: σ is a function of their raw gradients."""
         return Release(
-            client=broadcast.client,
-            round=broadcast.round,
-            count=self.inner.steps_in(facts, participation),
+            client=asked.facts.name,
+            round=asked.broadcast.round,
+            count=self.inner.steps_in(asked.facts, asked.participation),
             spec=self.spec,
             blocks=(Block(SIGMA, 1.0, 0.0),),
-            sampler=self.inner.sampler(facts),
+            sampler=self.inner.sampler(asked.facts),
         )
 
-    def expected(
-        self, facts: ClientFacts, plan: PrivacyPlan, kit: ClientKit, broadcast: Broadcast, participation: int
-    ) -> Expected:
-        del facts, plan, broadcast, participation
+    def expected(self, asked: Asked, kit: ClientKit) -> Expected:
+        del asked
         gain = kit.training.optimiser.gains(1)[0]
         return Expected(NoiseFacts(0.0, gain), metrics={"sigma": NoisedNumber(LARGEST / 2, LARGEST / 2)})
 
@@ -125,7 +117,7 @@ class RawMetaNet:
         first = common.start(job, kit)
         theta, before = first[None].clone(), first
         own, told = _Own.of(job.state.get("metanet"), self), job.broadcast.decision.told or 0.0
-        whole = self._sent(job.facts, job.broadcast, job.participation)
+        whole = self._sent(job)
         batch_size = self.inner.expected_batch(job.facts)
         targets = kit.training.targets(job.records, job.state, kit.backend)
         records = type(job.records)(job.records.x, targets)

@@ -39,23 +39,23 @@ def draws_distance(releases: Iterable[Release | PlannedRelease]) -> float:
     )
 
 
-def rounding_doubt(releases: Iterable[Release | PlannedRelease]) -> float:
+def rounding_failure(releases: Iterable[Release | PlannedRelease]) -> float:
     """The chance that rounding takes one unit further than its bound, in all releases together."""
     return FAILURE_PROBABILITY * sum(
         r.count for r in releases if r.integers is not None and r.integers.rounding is Rounding.SUM
     )
 
 
-def graph_doubt(clients: int) -> float:
+def graph_failure(clients: int) -> float:
     """The chance that the graph of one sum over so many clients lets less than all of it be opened."""
     return GRAPH if clients > ALL_MASK else 0.0
 
 
-def doubts(releases: Iterable[Release | PlannedRelease]) -> float:
+def failures(releases: Iterable[Release | PlannedRelease]) -> float:
     """The chance that rounding or a graph fails, in all releases together."""
     releases = tuple(releases)
-    graphs = sum(graph_doubt(r.integers.clients) * r.count for r in releases if r.integers is not None)
-    return rounding_doubt(releases) + graphs
+    graphs = sum(graph_failure(r.integers.clients) * r.count for r in releases if r.integers is not None)
+    return rounding_failure(releases) + graphs
 
 
 def overflow(releases: Iterable[Release | PlannedRelease]) -> float:
@@ -67,7 +67,7 @@ def charge(releases: Iterable[Release | PlannedRelease], epsilon: float) -> floa
     """What draws, rounding, graphs and capacities add to δ at this ε."""
     releases = tuple(releases)
     tau = draws_distance(releases)
-    return (delta_charge(tau, 1, 1, 1, epsilon) if tau else 0.0) + doubts(releases) + overflow(releases)
+    return (delta_charge(tau, 1, 1, 1, epsilon) if tau else 0.0) + failures(releases) + overflow(releases)
 
 
 def exact_delta(releases: Iterable[Release | PlannedRelease], delta: float) -> float:
@@ -86,7 +86,7 @@ def largest_epsilon(releases: Iterable[Release | PlannedRelease], delta: float, 
     """The ε at which the charge fills the part of δ that is kept for it, for so many units together."""
     releases = tuple(releases)
     tau = draws_distance(releases)
-    return math.log(max(1.0, (SHARE * delta - units * doubts(releases)) / tau - 1)) if tau else math.inf
+    return math.log(max(1.0, (SHARE * delta - units * failures(releases)) / tau - 1)) if tau else math.inf
 
 
 def refuse_uncertain(releases: Iterable[Release | PlannedRelease], epsilon: float, delta: float) -> None:

@@ -29,13 +29,13 @@ def rebuild(entries: Any, path: Path) -> None:
         UserError: They are no entries.
     """
     if not isinstance(entries, list) or not 0 < len(entries) <= MOST or not all(map(_is_entry, entries)):
-        raise UserError("its entries are none of a ledger")
+        raise UserError("its entries are not a ledger's")
     try:
         with Journal.create(path) as journal, journal.transaction(lambda _: None):
             for kind, key, refers, body in entries:
                 journal.append(kind, body, key, refers)
     except (sqlite3.Error, ValueError, OverflowError) as error:
-        raise UserError(f"its entries are none of a ledger: {error}") from None
+        raise UserError(f"its entries are not a ledger's: {error}") from None
 
 
 def _is_entry(value: Any) -> bool:

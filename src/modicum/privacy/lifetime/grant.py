@@ -164,7 +164,7 @@ class Lifetime:
         """What integer noise pays for inexact draws (R12), and a capacity for its overflow (R16), in the filter's
         currency.
 
-        They add τ·(1 + e^ε) to δ, or a doubt of their own. δ grows with the filter's spend, ever faster up to the
+        They add τ·(1 + e^ε) to δ, or a failure probability. δ grows with the filter's spend, ever faster up to the
         cap (for μ² while t·(ε/μ + μ/2) ≥ 1, t = ε/μ − μ/2; for ρ exponentially), so a spend that ends x under the
         cap leaves at least x times the slope at 0.999 of the cap, as long as all these x are under 0.001 of it:
         each is under a millionth of that.
