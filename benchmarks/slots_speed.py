@@ -63,10 +63,13 @@ class Encoder(nn.Module):
 ROWS: dict[str, Callable[[str], Step]] = {
     "logistic, B = 64": shipped("logistic", (1, 28, 28), 64),
     "MLP, B = 64": shipped("mlp", (1, 28, 28), 64),
-    "PAC-DP CNN, B = 64": shipped("cnn-small", (1, 28, 28), 64),
+    "PAC-DP CNN, B = 128": shipped("cnn-small", (1, 28, 28), 128),
     "LeNet, B = 64": shipped("lenet", (1, 28, 28), 64),
+    "LeNet with sigmoids, B = 64": shipped("lenet-sigmoid", (1, 28, 28), 64),
     "CNN8, B = 16": shipped("cnn8", (1, 28, 28), 16),
     "ResNet-18-GN, B = 16": shipped("resnet18", (3, 32, 32), 16),
+    "ResNet-34-GN, B = 4": shipped("resnet34", (3, 32, 32), 4),
+    "scattering, B = 64": shipped("scattering", (1, 28, 28), 64),
     "own BERT of 0.3 M, B = 16": with_words(lambda: SmallBert(WORDS, LONG, 64, 4, 2), 16),
     **({"transformers' BERT of 0.3 M, B = 16": with_words(Encoder, 16)} if find_spec("transformers") else {}),
 }

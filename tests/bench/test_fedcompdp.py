@@ -16,11 +16,12 @@ from modicum.errors import UserError
 from modicum.federation.experiment import Federation
 from modicum.privacy.accounting.calibration import calibrate_noise
 from modicum.privacy.events import NoSampling
+from modicum_bench.fedcompdp import backbones, tasks
 from modicum_bench.fedcompdp import run as stages
-from modicum_bench.fedcompdp import tasks
 from modicum_bench.fedcompdp.cells import Cell, Found, Try
+from modicum_bench.fedcompdp.glyphs import of_fonts
 from modicum_bench.fedcompdp.hog import hog
-from modicum_bench.fedcompdp.pack import pack, unpack
+from modicum_bench.fedcompdp.pack import pack, packed_file, unpack
 from modicum_bench.fedcompdp.play import play, stage
 from modicum_bench.fedcompdp.rendered import Renderer, Sources
 from modicum_bench.fedcompdp.report import tables
@@ -38,7 +39,7 @@ from modicum_bench.fedcompdp.rows import (
     tuned,
 )
 from modicum_bench.fedcompdp.run import bench
-from modicum_bench.fedcompdp.tasks import FOLDS, QUICK, SPEC, parted, private, stand_in
+from modicum_bench.fedcompdp.tasks import FOLDS, HOUSE_NUMBERS, PAPER, QUICK, SPEC, parted, private, stand_in
 
 TASK = QUICK[0]
 SETTINGS = {"way": 20.0, "clip": 0.3}
@@ -255,3 +256,23 @@ def test_histograms_see_edges_and_not_brightness() -> None:
     assert one.shape == (1, 7 * 7 * 36)
     np.testing.assert_allclose(one, dimmer, atol=0.1)
     assert one.max() > 0.5
+
+
+def test_missing_backbones_are_trained_and_the_others_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(backbones, "trained", lambda name, folder, *_: asked.append(name))
+    monkeypatch.setattr(backbones, "_rendered", lambda folder, *_: asked.append(HOUSE_NUMBERS))
+    backbones.ensure(PAPER, tmp_path, "cpu", print)
+    assert asked == ["cifar-100.npz", "cifar-100-wide.npz", HOUSE_NUMBERS]
+    asked.clear()
+    (tmp_path / HOUSE_NUMBERS).touch()
+    packed_file(tmp_path, "cifar-10").touch()  # its features are there already
+    backbones.ensure(PAPER, tmp_path, "cpu", print)
+    assert asked == []
+
+
+def test_without_fonts_no_house_number_is_drawn(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no font with digits"):
+        of_fonts([str(tmp_path)])

@@ -12,11 +12,12 @@ import pytest
 import torch
 
 from modicum.cli.progress import counting
+from modicum.data import load
 from modicum.errors import UserError
 from modicum.methods import DpSgd
 from modicum.models.backbone import BackboneShape, load_backbone
 from modicum.public.pretrain import Pretraining
-from modicum_bench.pac_dp import cells, methods, scratch
+from modicum_bench.pac_dp import cells, methods, printed, scratch
 from modicum_bench.pac_dp.backbones import RECIPES, Recipe, ensure
 from modicum_bench.pac_dp.cells import Cell, Workspace, judged, runner
 from modicum_bench.pac_dp.data import Folders, budgets, divided, first_model, without_private
@@ -244,3 +245,19 @@ def test_hot_and_cold_starts_have_tables_of_their_own(tmp_path: Path) -> None:
     assert "| hot, same | 45.0 | 90.0 |  |  |" in lines
     assert "| cold, same | 30.0 | 30.0 | 30.0 | 60.0 |" in lines
     assert not any(line.startswith("| sweep") for line in lines)  # rounds to the target are of the main rows
+
+
+def test_as_printed_is_played_in_both_divisions_and_stored_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = load("digits")
+    monkeypatch.setattr(printed, "load", lambda name: whole)
+    monkeypatch.setattr(printed, "CLIENTS", 10)
+    monkeypatch.setattr(printed, "PER_ROUND", 1)
+    monkeypatch.setattr(printed, "EVERY", 1)
+    asked = ["--until", "1", "--out", str(tmp_path / "r"), "--only", "iid/as printed", "dirichlet:0.5/no privacy"]
+    printed.main(asked)
+    printed.main(asked)
+    first, second = map(json.loads, (tmp_path / "r").read_text(encoding="utf-8").splitlines())
+    assert (first["claimed"], second["true"], len(first["accuracy"])) == (1.0, None, 1)
+    assert first["true"] > first["claimed"]

@@ -148,7 +148,7 @@ def signed(part: Part, key: Path) -> Part:
 def test_a_stranger_s_signature_counts_where_nobody_compares_keys(run: Path, tmp_path: Path) -> None:
     """The negative control: so the auditor is told to compare them."""
     value = parts_of(run)
-    value["parts"] = [vars(signed(Part(**part), key_of(tmp_path, "stranger"))) for part in value["parts"]]
+    value["parts"] = [vars(signed(Part(**p), key_of(tmp_path, f"for {p['party']}"))) for p in value["parts"]]
     file = tmp_path / "strangers.json"
     file.write_text(json.dumps(value))
     code, said = checked(run, file=file)
@@ -161,9 +161,52 @@ def test_a_missing_party_is_named(run: Path, tmp_path: Path) -> None:
     out = tmp_path / "ward.json"
     folder = run / "run-1" / "state-ward"
     assert RUNNER.invoke(app, ["certificate", "export", str(folder), "--out", str(out)]).exit_code == 0
-    assert checked(run, file=out)[0] == 0
+    code, said = checked(run, file=out)
+    assert (code, "its certificate is not in the file" in said) == (0, True)
     code, said = checked(run, "--experiment", str(run / "experiment.toml"), file=out)
     assert (code, "clinic is a party of the experiment, and its certificate is missing" in said) == (1, True)
+
+
+def test_who_is_left_out_is_named_without_the_experiment_too(run: Path, tmp_path: Path) -> None:
+    """The server's own certificate tells who took part: nobody takes a silo out of the file unseen."""
+    value = parts_of(run)
+    value["parts"] = [part for part in value["parts"] if part["party"] != "ward"]
+    file = tmp_path / "without.json"
+    file.write_text(json.dumps(value))
+    code, said = checked(run, file=file)
+    assert (code, "claimed, not checked: what ward charged: its own certificate is not in" in said) == (0, True)
+    assert "is not in" not in checked(run)[1]  # the control: nobody is left out
+
+
+def test_one_key_for_two_parties_is_no_second_witness(run: Path, tmp_path: Path) -> None:
+    value = parts_of(run)
+    value["parts"] = [vars(signed(Part(**part), key_of(tmp_path, "stranger"))) for part in value["parts"]]
+    file = tmp_path / "one.json"
+    file.write_text(json.dumps(value))
+    code, said = checked(run, file=file)
+    assert (code, said.count("another party signed with the same key")) == (1, 3)
+
+
+def test_more_than_was_agreed_is_refused(run: Path, tmp_path: Path) -> None:
+    """All parties may sign a run that is sound and is not the one that they had promised."""
+    text = (run / "experiment.toml").read_text()
+    assert text.count("budget = 2.0") >= 2
+    for budget, code in (("1.9", 1), ("2.0", 0)):
+        file = tmp_path / "experiment.toml"
+        file.write_text(text.replace("budget = 2.0", f"budget = {budget}"))
+        found, said = checked(run, "--experiment", str(file))
+        assert (found, "and 1.9 was agreed" in said) == (code, bool(code)), said
+
+
+def test_messages_that_a_transcript_lacks_are_counted(run: Path, tmp_path: Path) -> None:
+    changed = FileTranscript(tmp_path / "transcript.bin")
+    for seen in load_transcript(run / "run-1" / "server").seen:
+        if (seen.kind, seen.sender, seen.round) != ("message", "ward", 1):
+            changed.record(seen)
+    changed.close()
+    code, said = checked(run, "--transcript", str(tmp_path / "transcript.bin"))
+    assert (code, "that 1 message which ward settled never came" in said) == (0, True)
+    assert "never came" not in checked(run, "--transcript", str(run / "run-1" / "server"))[1]
 
 
 START = '{"schema": "modicum-attested/1", "parts": '

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 from types import SimpleNamespace
 from typing import Any
 
@@ -146,6 +147,13 @@ def test_what_clients_release_adds_up_to_the_metrics() -> None:
     assert f1_of(multi_label()) == pytest.approx(m.label_f1(outputs, y))
     outputs = torch.full((60, 3), math.nan)
     assert told(multi_label(), "bounded_loss") == told(regression(), "squared_error") == 1
+
+
+@pytest.mark.parametrize("name", catalogue.SHIPPED)
+def test_a_task_goes_to_worker_processes(name: str) -> None:
+    there = pickle.loads(pickle.dumps(task_of(name)))
+    assert [*there.shares] == [*task_of(name).shares]
+    assert there.main == task_of(name).main
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -169,6 +171,7 @@ def node(
     _address(server)
     made = Node(server, ca, key, silo.absolute(), LOG.info, largest)
     log_to_stderr()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # a service that is stopped takes its leave
     made.serve()
 
 

@@ -85,7 +85,7 @@ def status(
     as_json: bool = typer.Option(False, "--json", help="Machine-readable."),
     metrics: bool = typer.Option(False, "--metrics", help="Figures in Prometheus' text format."),
 ) -> None:
-    """Whether the silo answers, what its run has charged, what the account has left. Exit code 1: no answer."""
+    """Whether the silo serves, what its run has charged, what the account has left. Exit code 1: it does not."""
     from modicum.deploy.silo.account import overview
     from modicum.deploy.silo.own import own_experiment
     from modicum.deploy.silo.spec import read_spec
@@ -101,7 +101,7 @@ def status(
     else:
         typer.echo(
             f"silo       {spec.name} "
-            + ("serves at " if found["serving"] else "does not answer at ")
+            + ("computes, at " if found["busy"] else "serves at " if found["serving"] else "does not answer at ")
             + found["socket"]
         )
         if "run" in found:

@@ -210,6 +210,10 @@ def _at_worst_one(found: Tensor) -> Tensor:
     return found.nan_to_num(1.0).clamp(max=1.0)
 
 
+Reads = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""Outputs and labels → what is told of each, and what is so."""
+
+
 def _told_class(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Whether a record is told to be, and is, of the last class: the positive one of two."""
     positive = outputs.shape[-1] - 1
@@ -220,16 +224,16 @@ def _told_labels(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return outputs > 0, y > 0.5
 
 
-def _counted(read: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> dict[str, Share]:
+def _share(read: Reads, told: bool, true: bool, outputs: Tensor, y: Tensor) -> Tensor:
+    said, is_so = read(outputs, y)
+    hit = ((said == told) & (is_so == true)).double()
+    return hit.flatten(1).mean(1) if hit.dim() > 1 else hit
+
+
+def _counted(read: Reads) -> dict[str, Share]:
     """What F1, precision and recall are made of, each a share of the records (or of their labels)."""
-
-    def share(outputs: Tensor, y: Tensor, told: bool, true: bool) -> Tensor:
-        said, is_so = read(outputs, y)
-        hit = ((said == told) & (is_so == true)).double()
-        return hit.flatten(1).mean(1) if hit.dim() > 1 else hit
-
     kinds = {"true_positives": (True, True), "false_positives": (True, False), "false_negatives": (False, True)}
-    return {name: partial(share, told=told, true=true) for name, (told, true) in kinds.items()}
+    return {name: partial(_share, read, told, true) for name, (told, true) in kinds.items()}
 
 
 def _next_tokens(outputs: Tensor, y: Tensor) -> Tensor:

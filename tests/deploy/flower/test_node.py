@@ -142,3 +142,71 @@ def test_a_message_of_too_many_pieces_is_not_fetched(tmp_path: Path) -> None:
         assert told == ["run 7 sends a message of more than 20 pieces: not fetched (--largest)"]
         with pytest.raises(AttributeError):  # the negative control: one less is looked at
             made._carry(None, 7, SimpleNamespace(children=[leaf] * 19))
+
+
+@pytest.mark.parametrize(
+    "provoked", [IndexError("no tree"), RecursionError(), TypeError("\x1b[2J"), MemoryError()]
+)
+def test_a_node_outlives_whatever_its_server_provokes(
+    tmp_path: Path, provoked: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with hostile(tmp_path, REPLIES["no message"]) as (made, told):
+        monkeypatch.setattr(made, "_activated", lambda: object())
+        monkeypatch.setattr(node.time, "sleep", _enough)
+
+        def carry_on(_: object) -> None:
+            raise provoked
+
+        monkeypatch.setattr(made, "_carry_on", carry_on)
+        with pytest.raises(TimeoutError):  # it would have waited, and gone on
+            made.serve()
+    assert told[0].startswith("lost 127.0.0.1")
+    assert told[0].isprintable()
+
+
+def test_after_a_cut_connection_the_node_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a minute a server takes it for connected still, and would activate no other."""
+    lost: list[Exception] = [httpx.ReadTimeout("slow"), httpx.RemoteProtocolError("cut")]
+    refused = httpx.HTTPStatusError(
+        "gone", request=httpx.Request("POST", "https://a"), response=httpx.Response(401)
+    )
+    activated, left = list[object](), list[int]()
+    with hostile(tmp_path, answer(b"")) as (made, _):
+        made.client = SimpleNamespace(DeactivateNode=lambda asked: left.append(asked.node_id))
+
+        def carry_on(_: object) -> None:
+            raise lost.pop(0) if lost else KeyboardInterrupt
+
+        monkeypatch.setattr(
+            made, "_activated", lambda: activated.append(SimpleNamespace(node_id=7)) or activated[-1]
+        )
+        monkeypatch.setattr(made, "_carry_on", carry_on)
+        monkeypatch.setattr(node.time, "sleep", lambda _: None)
+        with pytest.raises(KeyboardInterrupt):
+            made.serve()
+        assert len(activated) == 1
+        lost.append(refused)
+        with pytest.raises(KeyboardInterrupt):
+            made.serve()
+        assert len(activated) == 3  # a server that knows it no more is asked again
+    assert left == [7, 7]  # who is stopped takes its leave, and may come back at once
+
+
+def test_an_error_that_nests_without_end_is_one_line() -> None:
+    for text in (b"[" * 100_000, b'{"code": [], "detail": {"a": 1}}', b'{"code": 1, "detail": 7}', b"\xff"):
+        response = httpx.Response(500, content=text, request=httpx.Request("POST", "https://a"))
+        said = node.why(httpx.HTTPStatusError("x", request=response.request, response=response))
+        assert said.startswith("it answers 500")
+        assert len(said) < 300
+
+
+def test_a_bomb_of_names_is_told_by_its_length(tmp_path: Path) -> None:
+    """Eight bytes of an answer name four pieces: what is counted is never looked at."""
+
+    class Many(list):  # type: ignore[type-arg]
+        def __iter__(self) -> Iterator[object]:
+            raise AssertionError("looked at")
+
+    with hostile(tmp_path, answer(b"")) as (made, told):
+        made._carry(None, 7, SimpleNamespace(children=Many([None]) * 10_000))
+        assert "not fetched" in told[0]

@@ -28,7 +28,7 @@ import pytest
 
 from modicum.cli import run
 from modicum.cli.app import app
-from modicum.deploy.flower import gate, keys, link
+from modicum.deploy.flower import gate, keys, link, superlink
 from modicum.deploy.flower.project import FLWR, read_settings
 from modicum.errors import UserError
 from tests.deploy.flower.helpers import alone, end, wait_until
@@ -177,8 +177,11 @@ def test_the_gate_asks_for_the_token_at_its_port_only(tmp_path: Path) -> None:
         server = None if port is None else ("127.0.0.1", port)
         scope = {"type": "http", "method": method, "path": path, "headers": headers, "server": server}
         before = len(reached)
-        await gate.Gate(flower, 9, token)(scope, None, _heard)  # type: ignore[arg-type]
+        await gate.Gate(flower, 9, token)(scope, _said, _heard)
         return len(reached) > before
+
+    async def _said() -> Any:
+        return {"type": "http.request"}
 
     async def _heard(message: Any) -> None:
         pass
@@ -207,10 +210,121 @@ def test_the_gate_asks_for_the_token_at_its_port_only(tmp_path: Path) -> None:
     for size in (
         b"",
         b"-1",
+        b"0" * 21,
         str(gate.LARGEST + 1).encode(),
     ):  # unread: Flower would read all of it before it asks who
-        assert not asyncio.run(ask(8, "/v1/fleet/push-object", size=size))
-    assert asyncio.run(ask(8, "/v1/fleet/push-object", size=str(gate.LARGEST).encode()))
+        assert not asyncio.run(ask(8, gate.OBJECT, size=size))
+    assert asyncio.run(ask(8, gate.OBJECT, size=str(gate.LARGEST).encode()))
+    for path in gate.NODES - {gate.OBJECT, gate.ANSWERS}:
+        assert not asyncio.run(ask(8, path, size=str(gate.SMALL + 1).encode()))
+        assert asyncio.run(ask(8, path, size=str(gate.SMALL).encode()))
+
+
+def test_a_body_that_drips_ends_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no more pieces come at once than there is memory for: the others wait unread."""
+    import asyncio
+
+    monkeypatch.setattr(gate, "SECONDS", 0.2)
+    monkeypatch.setattr(gate, "AT_ONCE", 3)
+    token, reading, said = gate.read_token(gate.make_token(tmp_path).parent), [0, 0], list[int]()
+
+    async def drip() -> Any:
+        reading[0] += 1
+        reading[1] = max(reading)
+        try:
+            await asyncio.sleep(0.05)
+        finally:
+            reading[0] -= 1
+        return {"type": "http.request", "body": b"x", "more_body": True}
+
+    async def heard(message: Any) -> None:
+        said.extend([message["status"]] if "status" in message else [])
+
+    async def flower(*_: Any) -> None:
+        raise AssertionError("it has come in full")
+
+    async def ask(path: str, count: int) -> None:
+        entrance, headers = gate.Gate(flower, 9, token), [(b"content-length", b"100")]
+        scope = {"type": "http", "method": "POST", "path": path, "headers": headers, "server": ("", 8)}
+        await asyncio.gather(*(entrance(scope, drip, heard) for _ in range(count)))
+
+    asyncio.run(ask(gate.OBJECT, 5))
+    assert (said, reading[1]) == ([408] * 5, 3)
+    reading[:] = [0, 0]
+    asyncio.run(ask("/v1/fleet/pull-messages", 5))
+    assert (said[5:], reading[1]) == ([408] * 5, 5)  # the control: short ones all come at once
+
+
+def test_a_bomb_of_names_is_refused_at_once() -> None:
+    """8 MiB of empty names took the SuperLink a minute and 700 MB, from a stranger without a key."""
+    from flwr.proto.fleet_pb2 import PushMessagesRequest
+    from flwr.proto.message_pb2 import ObjectTree
+
+    names = ObjectTree(children=[ObjectTree() for _ in range(gate.SMALL // 2 - 10)])
+    body = PushMessagesRequest(message_object_trees=[names]).SerializeToString()
+    assert gate.SMALL - 100 < len(body) <= gate.SMALL  # the largest that is read
+    entrance = gate.Gate(None, 9, "t")  # type: ignore[arg-type]
+    begun = time.process_time()
+    assert entrance._counted({"path": gate.ANSWERS, "headers": []}, body) == 413
+    assert time.process_time() - begun < 1
+
+
+@contextmanager
+def served(protocol: Any) -> Iterator[int]:
+    """uvicorn with this protocol; everybody is answered."""
+    import threading
+
+    import uvicorn
+
+    async def app(_: Any, __: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body"})
+
+    port = free()
+    server = uvicorn.Server(uvicorn.Config(app, port=port, http=protocol, lifespan="off", log_level="error"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    try:
+        wait_until(lambda: answers(port), 10, "uvicorn")
+        yield port
+    finally:
+        server.should_exit = True
+        thread.join(10)
+
+
+def left_open(port: int, sent: bytes, count: int = 1) -> int:
+    """Of so many connections that send this and nothing more, those that are open a moment later."""
+    links = [socket.create_connection(("127.0.0.1", port)) for _ in range(count)]
+    for one in links:
+        one.sendall(sent)
+    time.sleep(0.7)
+    found = 0
+    for one in links:
+        one.setblocking(False)
+        try:
+            found += one.recv(1 << 16) != b""
+        except BlockingIOError:
+            found += 1
+        except ConnectionError:
+            pass
+        one.close()
+    return found
+
+
+def test_who_keeps_the_port_waiting_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    monkeypatch.setattr(superlink, "HEADERS", 0.1)
+    monkeypatch.setattr(superlink, "CONNECTIONS", 5)
+    slow, whole = b"POST / HTTP/1.1\r\nx: ", b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
+    with served(superlink._hasty(control=1)) as port:
+        assert left_open(port, b"") == 0
+        assert left_open(port, slow) == 0
+        assert left_open(port, whole, 9) == 5  # answered; the others were turned away
+    with served(H11Protocol) as port:  # the negative control
+        assert left_open(port, b"") == 1
+        assert left_open(port, slow) == 1
+        assert left_open(port, whole, 9) == 9
 
 
 def test_an_answer_in_too_many_pieces_is_refused_before_they_come(
@@ -265,7 +379,7 @@ def test_an_answer_in_too_many_pieces_is_refused_before_they_come(
         ]
 
     assert asyncio.run(play()) == [True, False, True, True, False, False, False]
-    monkeypatch.setattr(gate, "pieces", lambda _: 0)  # the negative control
+    monkeypatch.setattr(gate, "pieces", lambda *_: 0)  # the negative control
     assert asyncio.run(play())[1]
 
 

@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -81,11 +82,24 @@ def test_a_silo_that_serves_and_one_that_does_not(tmp_path: Path, capsys: pytest
                     break
             for verb in ("status", "check"):
                 assert run(app, ["silo", verb, str(path)]) == 0
-                assert f"serves at {read_spec(path).socket}" in capsys.readouterr().out
+                said = capsys.readouterr().out
+                assert re.search(rf"(serves|computes,) at {read_spec(path).socket}", said), said
             assert run(app, ["silo", "status", str(path), "--json"]) == 0
             assert json.loads(capsys.readouterr().out)["serving"] is True
         finally:
             serving.terminate()
+
+
+def test_a_silo_that_computes_is_up(tmp_path: Path) -> None:
+    """It answers one request after the other: a long round was an alarm, and a restart by the health check."""
+    spec = read_spec(write_silo(tmp_path))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(spec.socket))
+        assert not watched.silo_status(spec, seconds=0.2)["serving"]  # the negative control: nobody listens
+        listener.listen()
+        found = watched.silo_status(spec, seconds=0.2)
+    assert (found["serving"], found["busy"]) == (True, True)
+    assert samples(watched.exposed(watched.of_silo(found, {})))["modicum_silo_up"] == 1
 
 
 def test_log_lines_are_objects(monkeypatch: pytest.MonkeyPatch) -> None:

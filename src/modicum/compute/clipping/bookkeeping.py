@@ -98,10 +98,8 @@ class PassRecorder:
         shared: Sequence[frozenset[int]] = (),
     ) -> None:
         self.model, self.trained, self.examples = model, trained, examples
-        self.run_again, self.shared_inputs = (
-            0,
-            shared,
-        )  # calls of modules without a rule, and `shared_inputs` of each
+        self.run_again = 0  # calls of modules without a rule
+        self.shared_inputs = shared  # of each of them
         self.rows_each = rows_of_example(model)  # of a person; 1 of a record
         self.parts = parts or Parts(model)
         self.calls: list[Call] = []

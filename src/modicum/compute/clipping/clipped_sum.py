@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten
 
 from modicum.compute.clipping import flat
 from modicum.compute.clipping.bookkeeping import (
@@ -119,7 +118,8 @@ class Clipper:
         key = _key(problem)
         with safe_lookups(parts.modules):
             facts = self._facts(problem, key)
-            problem = replace(problem, shared=facts.shared)
+            if facts.shared:
+                problem = replace(problem, shared=facts.shared)
             route = self.route(problem, key)
             problem, stay = within(problem, facts.ranges)
             return without_norms(self._run(route, problem), stay)
@@ -278,9 +278,10 @@ def _key(problem: Problem) -> Hashable | None:
     """What a route is about; None where it cannot be remembered."""
     if not isinstance(problem.loss, Hashable):
         return None
-    leaves, tree = tree_flatten((problem.x, problem.y))
+    leaves, tree = problem.batch
     kinds = tuple((t.shape[1:], t.dtype) if isinstance(t, Tensor) else None for t in leaves)
-    return problem.loss, tuple(problem.trained), problem.parts.key, kinds, str(tree), problem.device
+    shown = "" if tree is flat.PAIR else str(tree)
+    return problem.loss, tuple(problem.trained), problem.parts.key, kinds, shown, problem.device
 
 
 def clipped_sum(

@@ -209,15 +209,30 @@ class EmbeddingWeight:
     def measure_with(self, more: Tensor | None) -> tuple[Tensor, EmbeddingRows]:
         """`more` is what else the rows that are looked up are given, (B, T, d) in float64."""
         same = self.indices[:, :, None] == self.indices[:, None, :]
-        first = ~same.tril(-1).any(2, keepdim=True)
-        found = same.double() @ self.g.double()
-        sums = torch.where(first, found if more is None else found + more, 0)
-        rows = EmbeddingRows(self.indices, first[:, :, 0], sums, self.size, self.g.dtype)
+        first = ~same.tril(-1).any(2)
+        sums = _where_first(same, first, self.g.double())
+        if more is not None:
+            sums += torch.where(first[:, :, None], more, 0)
+        rows = EmbeddingRows(self.indices, first, sums, self.size, self.g.dtype)
         return sums.square().sum((1, 2)), rows
 
     def dense(self) -> Tensor:
         total = self.g.new_zeros(self.g.shape[0], self.size, self.g.shape[2])
         return total.scatter_add_(1, self.indices[:, :, None].expand_as(self.g), self.g)
+
+
+def _where_first(same: Tensor, first: Tensor, numbers: Tensor) -> Tensor:
+    """(B, T, d) numbers of alike places added up where the `first` of them stands, and zeros elsewhere."""
+    if numbers.is_cuda:  # whose threads would add in whatever order they come
+        return torch.where(first[:, :, None], same.double() @ numbers, 0)
+    starts = torch.arange(0, first.numel(), max(1, first.shape[1]))
+    there = same.byte().argmax(2) + starts[:, None]  # the first of several that are largest
+    return (
+        torch.zeros_like(numbers)
+        .flatten(0, 1)
+        .index_add_(0, there.flatten(), numbers.flatten(0, 1))
+        .view_as(numbers)
+    )
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from modicum.compute.clipping.flat import Problem
+from modicum.compute.clipping.flat import PAIR, Problem
 from modicum.compute.clipping.problem import ClippedSum, Loss
 
 WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
@@ -198,7 +198,7 @@ def within(problem: Problem, known: tuple[Range, ...]) -> tuple[Problem, Tensor 
         out = rows if out is None else out | rows
     assert out is not None
     stay = ~out
-    x, y = tree_unflatten(leaves, tree)
+    x, y = leaves if tree is PAIR else tree_unflatten(leaves, tree)
     weights = stay.float() if problem.weights is None else problem.weights * stay
     return replace(problem, x=x, y=y, weights=weights), stay
 

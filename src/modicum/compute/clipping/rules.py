@@ -130,7 +130,7 @@ def _layer_norm(layer: Any, a: Tensor, g: Tensor) -> Pieces:
     if both is not None:
         return {name: Dense(t) for name, t in zip(("weight", "bias"), both, strict=True)}
     standard = functional.layer_norm(a, shape, eps=layer.eps)
-    found: Pieces = {"weight": Dense(_over_places(g * standard, shape))}
+    found: Pieces = {"weight": Dense(_over_places(standard.mul_(g), shape))}
     if layer.bias is not None:
         found["bias"] = Dense(_over_places(g, shape))
     return found
@@ -143,7 +143,7 @@ def _over_places(g: Tensor, shape: tuple[int, ...]) -> Tensor:
 def _rms_norm(layer: Any, a: Tensor, g: Tensor) -> Pieces:
     shape = layer.normalized_shape
     standard = functional.rms_norm(a, shape, eps=layer.eps)
-    return {"weight": Dense(_over_places(g * standard, shape))}
+    return {"weight": Dense(_over_places(standard.mul_(g), shape))}
 
 
 def _turned_linear(_layer: Any, a: Tensor, g: Tensor) -> Pieces:

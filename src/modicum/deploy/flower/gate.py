@@ -8,10 +8,13 @@ and an app the token of its task.
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import os
 import secrets
+import sys
 from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -44,16 +47,19 @@ APPS = _paths(
     "pull-object confirm-message-received",
 )  # tasks are handed out in the SuperLink's own process, so nobody acquires one over HTTP
 HEALTH = "/health"
-LARGEST = 8 * 2**20  # bytes of a node's request: Flower cuts what is larger into pieces of 5 MiB
 ANSWERS, QUESTIONS = "/v1/fleet/push-messages", "/v1/runtime/push-messages"  # which name the pieces that follow
+OBJECT = "/v1/fleet/push-object"  # brings one of them
+LARGEST, SMALL = 8 * 2**20, 2**18  # bytes of a piece, which Flower cuts at 5 MiB, and of any other request
 FEW, TIMES = 4, 3  # pieces of any answer, and of one to a large question: masked sums are wider than models
+SECONDS, AT_ONCE = 60.0, 128  # for a request to come in full, and pieces that come at the same time
 
 
 class Gate:
     """Stands before Flower's own app and reads no byte of a request that it does not pass on.
 
-    Of an answer it reads into how many pieces it is cut, before any piece comes: no more than the largest question
-    that the run's server asked allows for. So a node that sends without end is refused when it begins.
+    Flower reads and parses a request before it asks who sent it. So a node's request comes here first, short and
+    in time, and of an answer it is read into how many pieces it is cut: no more than the largest question that the
+    run's server asked allows for.
 
     Args:
         app: Flower's ASGI app.
@@ -65,6 +71,7 @@ class Gate:
         self.app, self.control = app, control
         self._token = f"Bearer {token}".encode()
         self._asked = 0  # pieces of the largest question
+        self._places = asyncio.Semaphore(AT_ONCE)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -72,9 +79,13 @@ class Gate:
         if scope["type"] != "http":
             return await send({"type": "websocket.close", "code": 1008})
         status = self._status(scope)
-        if status == 200 and scope["path"] in (ANSWERS, QUESTIONS):
-            body = await _whole(receive)
-            status = self._counted(scope, body)
+        if status == 200 and (scope["path"] in NODES or scope["path"] == QUESTIONS):
+            try:
+                async with self._places if scope["path"] == OBJECT else nullcontext(), asyncio.timeout(SECONDS):
+                    body = await _whole(receive)
+            except TimeoutError:
+                return await _refuse(send, 408)
+            status = self._counted(scope, body) if scope["path"] in (ANSWERS, QUESTIONS) else 200
             receive = _again(body, receive)
         if status == 200:
             return await self.app(scope, receive, send)
@@ -93,9 +104,10 @@ class Gate:
             said = (PushMessagesRequest if answer else PushAppMessagesRequest).FromString(body)
         except DecodeError:
             return 400
-        given = sum(map(pieces, said.message_object_trees))
+        allowed = FEW + TIMES * self._asked if answer else sys.maxsize
+        given = pieces(said.message_object_trees, allowed)
         if answer:
-            return 200 if given <= FEW + TIMES * self._asked else 413
+            return 200 if given <= allowed else 413
         self._asked = max(self._asked, given)
         return 200
 
@@ -141,11 +153,11 @@ def _again(body: bytes, receive: Receive) -> Receive:
 
 
 def _of_a_size(scope: Scope) -> int:
-    """Flower reads a request to its end before it asks who sent it, so its length is told first, and small."""
-    given = [value for name, value in scope["headers"] if name == b"content-length"]
-    if len(given) != 1 or not given[0].isdigit():
+    """Its length is told first, once, and small."""
+    given = [value for name, value in scope["headers"] if name in (b"content-length", b"transfer-encoding")]
+    if len(given) != 1 or not given[0].isdigit() or len(given[0]) > 20:
         return 411
-    return 200 if int(given[0]) <= LARGEST else 413
+    return 200 if int(given[0]) <= (LARGEST if scope["path"] == OBJECT else SMALL) else 413
 
 
 async def _refuse(send: Send, status: int) -> None:

@@ -10,6 +10,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -75,15 +76,23 @@ class Node:
     def serve(self) -> None:
         """Until a signal ends it: wait for the server, then carry, and wait again when the server is gone."""
         import httpx
+        from flwr.proto.fleet_pb2 import DeactivateNodeRequest
 
-        while True:
-            node = self._activated()
-            self._say(f"connected to {self.server}; carrying messages to {self.silo}")
-            try:
-                self._carry_on(node)
-            except (httpx.HTTPError, ValueError) as error:
-                self._say(f"lost {self.server} ({why(error)}): waiting for it")
-                time.sleep(AGAIN)
+        node = None
+        try:
+            while True:
+                node = node or self._activated()
+                try:
+                    self._carry_on(node)
+                except Exception as error:  # a hostile server provokes any
+                    self._say(f"lost {self.server} ({why(error)}): waiting for it")
+                    if not isinstance(error, httpx.TransportError):
+                        node = None  # else this one goes on: for a minute the server would activate no other
+                    time.sleep(AGAIN)
+        finally:  # else it would be taken for connected still
+            if node is not None:
+                with suppress(Exception):
+                    self.client.DeactivateNode(DeactivateNodeRequest(node_id=node.node_id))
 
     def _say(self, text: str) -> None:
         """Once: waiting for an hour is one line, not a thousand."""
@@ -92,7 +101,6 @@ class Node:
             self.tell(text)
 
     def _activated(self) -> Any:
-        import httpx
         from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL
         from flwr.proto.fleet_pb2 import ActivateNodeRequest
         from flwr.proto.node_pb2 import Node as NodeProto
@@ -101,7 +109,7 @@ class Node:
         while True:
             try:
                 return NodeProto(node_id=self.client.ActivateNode(request).node_id)
-            except (httpx.HTTPError, ValueError) as error:
+            except Exception as error:
                 self._say(f"waiting for {self.server}: {why(error)}")
                 time.sleep(AGAIN)
 
@@ -118,6 +126,7 @@ class Node:
         try:
             while True:
                 found = self.client.PullMessages(PullMessagesRequest(node=node))
+                self._say(f"connected to {self.server}; carrying messages to {self.silo}")
                 if found.messages_list:
                     self._carry(node, found.messages_list[0].metadata.run_id, found.message_object_trees[0])
                     last = time.monotonic()
@@ -130,27 +139,22 @@ class Node:
         """One message to the silo and its answer back. What cannot be delivered is asked for again."""
         import httpx
         from flwr.app import Message
-        from flwr.supercore.inflatable import inflatable_protobuf_utils as objects
-        from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, pull_and_inflate_object_from_tree
+        from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
 
-        if parcel.pieces(tree, self.pieces) > self.pieces:
+        from modicum.deploy.flower.pulling import whole
+
+        if 1 + parcel.pieces(tree.children, self.pieces) > self.pieces:
             self._say(f"run {run} sends a message of more than {self.pieces} pieces: not fetched (--largest)")
             return
         try:
-            message = pull_and_inflate_object_from_tree(
-                tree,
-                objects.make_pull_object_fn_protobuf(self.client.PullObject, node, run),
-                objects.make_confirm_message_received_fn_protobuf(self.client.ConfirmMessageReceived, node, run),
-                return_type=Message,
-            )
-            message.metadata.__dict__["_message_id"] = tree.object_id
+            message = whole(self.client, node, run, tree)
             began = time.monotonic()
             reply = Message(parcel.answer(self.answer(message.content)), reply_to=message)
             self._push(node, run, reply, time.monotonic() - began)
         except httpx.HTTPStatusError as error:
             self._say(f"the server takes no answer for run {run}: {why(error)}")
-        except ObjectPullError:
-            self._say(f"run {run} took a message back")
+        except ObjectPullError as error:
+            self._say(f"a message of run {run} did not come: {_line(str(error))}")
 
     def answer(self, content: Any) -> Answer:
         """The silo's answer to a message; one that is no question, or finds no silo, is unavailable."""
@@ -216,11 +220,9 @@ def _private_key(path: Path) -> Any:
 
 def _succeeds(call: Callable[[Any], Any], request: Any) -> bool:
     """A heartbeat that fails is tried again by its sender; what is wrong, the next message tells."""
-    import httpx
-
     try:
         return bool(call(request).success)
-    except httpx.HTTPError:
+    except Exception:
         return False
 
 
@@ -234,12 +236,18 @@ def why(error: Exception) -> str:
     if isinstance(error, httpx.HTTPStatusError):
         from flwr.supercore.error import ApiErrorCode, FlowerError
 
-        known = FlowerError.from_json(error.response.text)
+        try:
+            known = FlowerError.from_json(error.response.text)
+        except Exception:  # nested without end, for one
+            known = None
         if known is not None and known.code == ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED:
-            return "it does not know this node's key: there, `modicum flower register app` makes it known"
+            return (
+                "it does not know this node's key (there, `modicum flower register app` makes it known), or takes "
+                "one that was killed for alive, for up to a minute"
+            )
         if error.response.status_code == 401:
             return "it does not accept this node's key, or the clocks differ"
-        return f"it answers {error.response.status_code}" + (f", {_line(known.message)}" if known else "")
+        return f"it answers {error.response.status_code}" + (f", {_line(str(known.message))}" if known else "")
     return _line(text) or type(error).__name__
 
 

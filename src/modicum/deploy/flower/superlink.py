@@ -24,6 +24,7 @@ from modicum.errors import UserError
 
 LOOPBACK = "127.0.0.1"
 POLL = 0.5  # seconds between looks for a run that was started
+HEADERS, CONNECTIONS = 30.0, 600  # seconds for a request's headers, and connections from the network
 LEGACY = ("FLWR_INTERNAL_GRPC_CONTROL_API", "FLWR_INTERNAL_GRPC_FLEET_API")  # ports without our gate
 LOG = logging.getLogger("modicum.flower")
 
@@ -85,6 +86,11 @@ class SuperLink:
 
 def _prepare_environment() -> None:
     os.umask(0o077)
+    if sys.platform != "win32":  # a connection is an open file, and a database's own have to find room
+        import resource
+
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     for name in LEGACY:
         os.environ.pop(name, None)
     os.environ.update(link.QUIET)
@@ -135,7 +141,7 @@ def _flower(at: SuperLink, tls: keys.Tls) -> Any:
     return create_app(config, SuperLinkLifespan)
 
 
-def _server(app: gate.App, tls: keys.Tls) -> Any:
+def _server(app: gate.Gate, tls: keys.Tls) -> Any:
     import uvicorn
     from flwr.supercore.http_logging import get_uvicorn_log_config
 
@@ -150,8 +156,39 @@ def _server(app: gate.App, tls: keys.Tls) -> Any:
             server_header=False,
             log_config=get_uvicorn_log_config(logging.INFO),
             timeout_graceful_shutdown=5,
+            http=_hasty(app.control),
         )
     )
+
+
+def _hasty(control: int) -> Any:
+    """uvicorn's own protocol, which bounds the length of headers but waits for them without end."""
+    import h11
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    class Hasty(H11Protocol):
+        """A connection that has a time for each request's headers; from the network so many at once."""
+
+        def connection_made(self, transport: Any) -> None:
+            """Turned away where there are enough: whoever gives orders still gets in."""
+            super().connection_made(transport)
+            others = sum(isinstance(one, Hasty) and one._at_network() for one in self.connections)
+            if self._at_network() and others > CONNECTIONS:
+                transport.abort()
+            self._look(self)
+
+        def _at_network(self) -> bool:
+            return self.server is None or self.server[1] != control
+
+        def _look(self, before: object) -> None:
+            """Whoever has sent no whole head since the last look is cut off."""
+            idle = self.conn.their_state is h11.IDLE
+            if idle and before is self.cycle:
+                self.transport.abort()
+            elif not self.transport.is_closing():
+                self.loop.call_later(HEADERS, self._look, self.cycle if idle else self)
+
+    return Hasty
 
 
 def run_tasks(factory: Any, command: list[str], stop: threading.Event) -> None:

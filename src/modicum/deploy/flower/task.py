@@ -22,9 +22,10 @@ def main(address: str, ca: str, project: str, token: str) -> int:
     from flwr.proto.runtime_pb2 import PullTaskInputRequest
     from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
     from flwr.supercore.task_identity import TaskIdentity
-    from flwr.superlink.grid import HttpGrid
 
-    grid = HttpGrid(address, insecure=False, root_certificates=Path(ca).read_bytes(), token=token)
+    from modicum.deploy.flower.grid import Grid
+
+    grid = Grid(address, insecure=False, root_certificates=Path(ca).read_bytes(), token=token)
     client = grid._runtime_client
     heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(client))
     heartbeat.start()

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from modicum.core.release_gate import SERVER
 from modicum.core.store import write_durably
 from modicum.deploy.silo.signing import raw_text, read_raw, verifies
-from modicum.errors import UserError
+from modicum.errors import UserError, counted
 from modicum.federation.transcript import Remember
 from modicum.privacy.certificate import Certificate
 from modicum.privacy.events import Release
@@ -190,8 +190,9 @@ def check_attested(
     claimed = []
     if config is None:
         claimed.append("that these keys are those of server and silos: compare them, or give --experiment")
+        claimed += _absent(checked)
     else:
-        problems += _keys(checked, config)
+        problems += _as_agreed(checked, config)
     problems += _alike(checked)
     messages = None
     if transcript is not None:
@@ -211,19 +212,38 @@ def _verified(part: Part) -> Verification:
 Checked = Mapping[str, tuple[Part, Verification]]
 
 
-def _keys(checked: Checked, config: Config) -> Iterator[str]:
+def _as_agreed(checked: Checked, config: Config) -> Iterator[str]:
+    """The experiment's parties, all of them, with their keys and no more than the ε that each had granted."""
     agreed = {name: silo.key for name, silo in config.run.silos.items()} | {SERVER: config.run.server}
-    for party, (part, _) in checked.items():
+    for party, (part, found) in checked.items():
         if party not in agreed:
             yield f"{party} is no party of the experiment"
         elif not part.signed(read_raw(agreed[party]) or b""):
             yield f"{party}: not signed with its key in the experiment file"
+        for client in found.clients:
+            silo = config.run.silos.get(client.client)
+            if silo is not None and client.recomputed > silo.budget * (1 + 1e-6):
+                yield f"{party}: ε = {client.recomputed:.4g} for {client.client}, and {silo.budget:g} was agreed"
     for party in sorted(agreed.keys() - checked.keys()):
         yield f"{party} is a party of the experiment, and its certificate is missing"
 
 
+def _absent(checked: Checked) -> Iterator[str]:
+    """Parties that took part, by what the others say, and whose own certificates are not there."""
+    if SERVER not in checked:
+        yield "what the server asked of whom, and who else took part: its certificate is not in the file"
+        return
+    for client in checked[SERVER][1].clients:
+        if client.client not in checked:
+            yield f"what {client.client} charged: its own certificate is not in the file, only the server's"
+
+
 def _alike(checked: Checked) -> Iterator[str]:
-    """One run; each silo speaks for itself alone, and the server's figures for it are its own."""
+    """One run, a key for each; each silo speaks for itself alone, and the server's figures for it are its own."""
+    keys = [part.key for part, _ in checked.values()]
+    for party, (part, _) in checked.items():
+        if keys.count(part.key) > 1:
+            yield f"{party}: another party signed with the same key"
     runs = {found.run for _, found in checked.values()}
     if len(runs) > 1:
         yield f"the parts are of several runs: {', '.join(sorted(runs))}"
@@ -254,13 +274,18 @@ def _compared(transcript: Remember, checked: Checked) -> tuple[int, list[str], l
             )
             continue
         settled = set(part.settled())
+        left = set(settled)
         for seen in mine:
-            if (seen.round, hashlib.sha256(seen.content).hexdigest()) in settled:
+            this = seen.round, hashlib.sha256(seen.content).hexdigest()
+            left.discard(this)
+            if this in settled:
                 found += 1
             else:
                 problems.append(
                     f"round {seen.round + 1}: the transcript's message of {sender} is not what it settled"
                 )
+        if left:
+            claimed.append(f"that {counted(len(left), 'message')} which {sender} settled never came: not there")
     rest = len(transcript.seen) - len(received)
     if rest:
         claimed.append(f"{rest} other lines of the transcript (what the server sent, opened and was refused)")

@@ -29,8 +29,6 @@ def own_experiment(spec: SiloSpec) -> Experiment:
             "compile is for simulations: compiled kernels were not searched for one record changing another's "
             "bits (docs/clipping.md): set compile = false in everybody's file"
         )
-    # The server's first model comes with its first proposal; a silo's own layers begin as they are made.
-    config = replace(config, run=replace(config.run, start=None))
     refuse_switches(device_named(spec.device))
     # Its own file's device, whatever was agreed; the first model comes from the server, whatever run it is from.
     config = replace(config, run=replace(config.run, device=spec.device, start=None))

@@ -18,6 +18,7 @@ import torch
 
 from modicum.compute.clipping.switches import refuse_half, refuse_undetermined, repeatable
 from modicum.core.facts import ClientFacts
+from modicum.core.memory import keep_pages
 from modicum.core.messages import Broadcast, decode
 from modicum.core.needs import Offer, check_data
 from modicum.core.parts import Method
@@ -59,6 +60,8 @@ class Silo:
 
     def __init__(self, spec: SiloSpec) -> None:
         self.spec, self.threads = spec, spec.threads or torch.get_num_threads()
+        if spec.device == "cpu":
+            keep_pages()
         self.files = RunFolder(spec.folder)
         self.files.make(fresh=False)
         self._key, self._server = own_keys(spec)

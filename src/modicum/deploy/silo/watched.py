@@ -99,16 +99,21 @@ def of_server(state: str, records: Sequence[RoundRecord], age: float | None = No
 
 
 def silo_status(spec: SiloSpec, seconds: float = 5.0) -> dict[str, Any]:
-    """Whether a silo answers at its socket, and what its own ledger says; works beside `modicum silo serve`."""
-    from modicum.deploy.silo.wire import Kind, UnreachableError, ask
+    """Whether a silo serves at its socket, and what its own ledger says; works beside `modicum silo serve`.
+
+    One that computes answers when it is done, which may be minutes later: it serves.
+    """
+    from modicum.deploy.silo.wire import BusyError, Kind, UnreachableError, ask
     from modicum.privacy.ledger import Ledger
 
     try:
         ask(str(spec.socket), Kind.HELLO, timeout=seconds)
-        serving = True
+        serving, busy = True, False
+    except BusyError:
+        serving = busy = True
     except (UnreachableError, OSError):
-        serving = False
-    found: dict[str, Any] = {"name": spec.name, "serving": serving, "socket": str(spec.socket), "releases": 0}
+        serving = busy = False
+    found = {"name": spec.name, "serving": serving, "busy": busy, "socket": str(spec.socket), "releases": 0}
     path = Path(spec.folder) / "ledger.sqlite"
     if path.exists():
         with Ledger.open(path, read_only=True) as ledger:
@@ -122,7 +127,7 @@ def silo_status(spec: SiloSpec, seconds: float = 5.0) -> dict[str, Any]:
 def of_silo(found: Mapping[str, Any], account: Mapping[str, Any]) -> list[Figure]:
     """A silo as its own operator sees it."""
     figures: list[Figure] = [
-        ("silo_up", "whether it answers at its socket", {"": float(found["serving"])}),
+        ("silo_up", "whether it serves at its socket", {"": float(found["serving"])}),
         ("silo_releases_total", "that its run has charged", {"": float(found["releases"])}),
     ]
     if "left" in found:

@@ -126,6 +126,10 @@ class UnreachableError(UserError):
     """Nobody answers at the socket, or not in time."""
 
 
+class BusyError(UnreachableError):
+    """Somebody listens there, and answers nothing in time: a silo that computes answers one after the other."""
+
+
 def ask(
     path: str | Path, kind: Kind, body: bytes = b"", *, timeout: float = 600.0, patience: float = 0.0
 ) -> Answer:
@@ -139,8 +143,11 @@ def ask(
                 return answer_from(status, read_exactly(link, length))
         except (OSError, EOFError) as error:
             if time.monotonic() >= until:
-                what = "no answer in time" if isinstance(error, TimeoutError) else "nobody answers"
-                raise UnreachableError(f"silo at {path}: {what}: is `modicum silo serve` running?") from None
+                if isinstance(error, TimeoutError):
+                    raise BusyError(f"silo at {path}: no answer in time: its log says what it computes") from None
+                raise UnreachableError(
+                    f"silo at {path}: nobody answers: is `modicum silo serve` running?"
+                ) from None
             time.sleep(0.2)
 
 
