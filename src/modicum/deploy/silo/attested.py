@@ -235,7 +235,7 @@ def _absent(checked: Checked) -> Iterator[str]:
         return
     for client in checked[SERVER][1].clients:
         if client.client not in checked:
-            yield f"what {client.client} charged: its own certificate is not in the file, only the server's figures are"
+            yield f"what {client.client} charged: its own certificate is not in the file, only the server's"
 
 
 def _alike(checked: Checked) -> Iterator[str]:
