@@ -91,7 +91,7 @@ def draw(runs: Sequence[Result], path: Path) -> Path:
         method = run["cell"]["method"]
         usual = run["cell"]["clip"] is None and run["cell"]["factor"] == 1
         name = method if usual else f"{method}, best constant C"
-        look: dict[str, Any] = {"color": COLOURS[method], "label": name, "lw": 1.4, "ls": "-" if usual else "--"}
+        look: dict[str, Any] = {"color": COLOURS[method], "label": name, "lw": 1.4, "ls": _line(method, usual)}
         rounds = [int(r) for r in run["curve"]]
         personal.plot(rounds, [v[0] for v in run["curve"].values()], **look)
         shared.plot(rounds, [v[1] for v in run["curve"].values()], **look)
@@ -112,6 +112,11 @@ def draw(runs: Sequence[Result], path: Path) -> Path:
         axes.yaxis.set_major_formatter("{x:g}")
     figure.legend(*personal.get_legend_handles_labels(), loc="outside lower center", ncols=7, frameon=False)
     return _saved(figure, path)
+
+
+def _line(method: str, usual: bool) -> str:
+    """Constant bounds are broken lines: their accuracies lie upon others."""
+    return (":" if method == "dp-pfsd" else "-") if usual else "--"
 
 
 def _saved(figure: Any, path: Path) -> Path:

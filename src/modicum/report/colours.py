@@ -8,7 +8,7 @@ from collections.abc import Sequence
 # Told apart on white and on dark, also by most who see red and green alike.
 PALETTE = (
     *("#2b6cb0", "#c05621", "#2f855a", "#805ad5", "#b83280", "#b7791f", "#0987a0", "#9b2c2c"),
-    *("#5a67d8", "#718096", "#6b8e23", "#a0522d"),
+    *("#5a67d8", "#718096", "#6b8e23", "#ed64a6"),
 )
 METHODS = {
     name: PALETTE[i]
