@@ -34,7 +34,7 @@ ALPHABET = string.ascii_lowercase + string.digits + " .,!?'\"-:;()/*@"
 START, END, OTHER = len(ALPHABET), len(ALPHABET) + 1, len(ALPHABET) + 2
 VALUES, NOTHING = OTHER + 1, -100
 ROUNDS, PER_ROUND, BATCH = 100, 31, 20
-RATES = (0.25, 0.5, 1.0, 2.0, 4.0)
+RATES = (0.0625, 0.125, 0.25, 0.5, 1.0, 2.0)
 APART = 1000  # the seed of cohorts and noise with which a step is chosen
 
 

@@ -1,7 +1,7 @@
 """Clients a second beside pfl and Flower's simulation: the same network, cohort, records and local steps.
 
     pip install 'modicum[ray]' pfl
-    python benchmarks/peers.py [--device cuda] [--workers 1,2] [--of modicum,pfl,flower] [--out FILE]
+    python benchmarks/peers.py [--models cnn-small,mlp] [--device cuda] [--workers 1,2] [--of modicum,pfl,flower]
 
 DP-FedAvg: each client takes one pass over its 60 made-up records of MNIST's shape in batches of 20, its update is
 clipped, and the server adds noise. Each row is a process of its own, a worker is a process with one thread, and a
@@ -30,7 +30,7 @@ from torch import nn
 
 from modicum.models import build
 
-CLIENTS, RECORDS, BATCH, ROUNDS, LR, CLIP, Z = 200, 60, 20, 4, 0.1, 1.0, 1.0
+CLIENTS, RECORDS, BATCH, ROUNDS, LR, CLIP, Z = 100, 60, 20, 3, 0.1, 1.0, 1.0
 Marks = Callable[[], None]
 
 
@@ -227,7 +227,7 @@ def rows(a: argparse.Namespace) -> Iterator[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--one")
-    parser.add_argument("--models", default="cnn-small,mlp")
+    parser.add_argument("--models", default="cnn-small")
     parser.add_argument("--workers", default="1,2")
     parser.add_argument("--of", default="modicum,pfl,flower")
     parser.add_argument("--device", default="cpu")

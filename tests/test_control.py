@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +89,20 @@ def test_ctrl_c_twice_ends_with_certificate_and_model(
     run = train(fed, tmp_path / "a", watch=Interrupted())
     assert run.summary.rounds == 2
     assert mo.load(tmp_path / "a").predict(fed.data.test.x).shape == fed.data.test.y.shape
+
+
+def test_a_bar_that_is_shown_hides_nobody_who_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It puts itself before the terminal, and a second Ctrl-C was offered to nobody."""
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    assert progress.somebody_looks()
+    with progress.watching("a", quiet=False, lines=False):
+        assert not sys.stderr.isatty()  # the control: what is asked now would say nobody
+        assert progress.somebody_looks()
 
 
 def test_ctrl_c_once_leaves_a_run_to_resume(

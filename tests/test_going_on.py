@@ -9,8 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import modicum as mo
+from modicum.cli.app import app
 from modicum.data.arrays import Arrays, ClientData, FederatedData
 from modicum.errors import UserError
 from modicum.federation.model_file import start_line
@@ -98,6 +100,18 @@ def test_runs_on_the_same_records_share_one_grant(tmp_path: Path) -> None:
         assert kept.overview()["draws"][0]["records"] == 24  # of both clients
     with pytest.raises(UserError, match="never changes"):
         run(tmp_path / "5", account=mo.Account(budget=30.0, folder=grant.folder), seed=5)
+
+
+def test_the_owner_s_page_says_what_each_run_was_and_took(tmp_path: Path) -> None:
+    grant = mo.Account(budget=3.0, folder=str(tmp_path / "account"))
+    certificate = run(tmp_path / "1", account=grant).certificate
+    told = CliRunner().invoke(app, ["account", "plan", "--account", grant.folder]).output
+    (line,) = [line.split() for line in told.splitlines() if line.startswith(certificate.run)]
+    with DatasetAccount.open(tmp_path / "account", read_only=True) as kept:
+        share = kept.overview()["draws"][0]["share"]
+    assert float(line[2]) == pytest.approx(certificate.epsilon("north"), rel=0.01)
+    assert float(line[3].rstrip("%")) == pytest.approx(100 * share, abs=0.1)
+    assert "a next run of at most ε = " in told
 
 
 def test_records_that_move_between_clients_have_spent_what_they_have(tmp_path: Path) -> None:

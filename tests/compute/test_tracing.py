@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import Tensor, nn
@@ -16,7 +18,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from modicum.compute import Clipper, Flat, SlowClippingWarning, clipped_sum
 from modicum.compute.clipping import tracing
 from modicum.compute.clipping.clipped_sum import Route
-from modicum.compute.clipping.tracing import LooksAtValuesError, refuse_looking
+from modicum.compute.clipping.tracing import LooksAtValuesError, refuse_looking, refusing_looks
 from tests.compute.helpers import cross_entropy
 from tests.compute.slot_models import BROKEN, MODELS, Model, Through
 
@@ -282,3 +284,36 @@ def test_functions_of_a_row_alone_are_not_refused() -> None:
         clipped_sum(model, cross_entropy, x, y, Flat(1.0))
         mine = lambda o, t: functional.mse_loss(o, torch.eye(3)[t], reduction="none").sum(1)  # noqa: E731
         clipped_sum(model, mine, x, y, Flat(1.0))
+
+
+READ = {
+    "a list": lambda x: max(map(max, x.tolist())),
+    "an array": lambda x: x.detach().numpy().max(),
+    "a shared array": lambda x: numpy.from_dlpack(x.detach()).max(),
+    "an item": lambda x: x.max().item(),
+}
+
+
+class Catches(nn.Module):
+    """Reads a number, and goes on without it where it may not."""
+
+    def __init__(self, read: Callable[[Tensor], float]) -> None:
+        super().__init__()
+        self.out, self.read = nn.Linear(6, 3), read
+
+    def forward(self, x: Tensor) -> Tensor:
+        with contextlib.suppress(Exception):
+            if self.read(x) > 10:
+                return self.out(2 * x)
+        return self.out(x)
+
+
+@pytest.mark.parametrize("name", READ)
+def test_a_refusal_that_a_model_catches_is_one(name: str) -> None:
+    model, x, y = Catches(READ[name]), torch.rand(4, 6), torch.arange(4) % 3
+    with pytest.raises(LooksAtValuesError):
+        refuse_looking(model, dict(model.named_parameters()), cross_entropy, x, y)
+    with pytest.raises(LooksAtValuesError), refusing_looks(model):
+        model(x)
+    with refusing_looks(model.out):  # which catches nothing
+        model.out(x)

@@ -13,7 +13,10 @@ import torch
 from modicum.data.arrays import Arrays, ClientData, FederatedData
 from modicum.data.population import from_population
 from modicum.errors import UserError
+from modicum.federation.checkpoints import Folder
 from modicum.federation.experiment import Experiment, Federation
+from modicum.federation.interference import check
+from modicum.federation.rehearsal import Rehearsal
 from modicum.federation.server import Server
 from modicum.federation.settings import Watching
 from modicum.federation.simulation import Simulation
@@ -118,16 +121,62 @@ def test_a_run_that_stopped_goes_on(real: bool, tmp_path: Path) -> None:
     assert real or torch.equal(sim.model, whole)
 
 
+@pytest.mark.parametrize("real", [False, True])
+def test_a_client_that_cannot_be_trained_on_tells_nobody_that_it_was_drawn(real: bool, tmp_path: Path) -> None:
+    """Where somebody is protected it counts as absent; a simulation says what is wrong with it."""
+
+    def broken(client: int) -> tuple[Any, Any]:
+        x, y = records(client)
+        return (x * np.nan if client % 2 else x), y
+
+    sim = Simulation(experiment(many(open=broken)), tmp_path / "run", noise=CryptoNoise() if real else None)
+    if real:
+        assert [record.answered for record in sim.rounds()] == [None] * ROUNDS
+    else:
+        with pytest.raises(UserError, match="client-"):
+            list(sim.rounds())
+    sim.close()
+
+
+def test_a_sum_that_was_released_before_a_crash_opens_nobody_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """New coins are drawn, and nobody asks what they say: the round has its sum."""
+
+    def crash(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    opened = Opened()
+    sim = Simulation(experiment(many(open=opened)), tmp_path / "run", noise=CryptoNoise())
+    with monkeypatch.context() as at:
+        at.setattr(Folder, "keep", crash)
+        with pytest.raises(KeyboardInterrupt):
+            sim.step()
+    released, before = sim.server.state.model, len(opened.numbers)
+    sim.close()
+    assert before
+    sim = Simulation(experiment(many(open=opened)), tmp_path / "run", noise=CryptoNoise())
+    sim.step()
+    sim.close()
+    assert len(opened.numbers) == before
+    assert torch.equal(sim.server.state.model, released)
+
+
 def test_what_needs_all_records_is_refused(tmp_path: Path) -> None:
     public = replace(METHOD, rate=None, view="secure-aggregation")
     for named, words in [
         ({"method": public}, "secret coins"),
         ({"workers": 2}, "opened in one process"),
+        ({"per_round": 10}, "coins decide who takes part"),
     ]:
         with pytest.raises(UserError, match=words):
             Simulation(experiment(many(), **named), tmp_path / "run")
     with pytest.raises(UserError, match="an audit needs all clients' records"):
         train(many(), method=METHOD, watching=Watching(audit="one-run"), folder=tmp_path / "audited")
+    with pytest.raises(UserError, match="a rehearsal needs all clients' records"):
+        Rehearsal(experiment(many()))
+    with pytest.raises(UserError, match="a play on other records needs all clients' records"):
+        check(METHOD, federation=many())  # which would replace the one record that stands for all
     with pytest.raises(UserError, match="secret ones neither"):
         from_population(10, records, classes=2, rounds=2, test=records(0))
     assert not (tmp_path / "run").exists()

@@ -22,11 +22,11 @@ from modicum.core.messages import Message
 from modicum.core.parts import ClientKit, Job, Method, State
 from modicum.core.setting import MethodSpec, Setting
 from modicum.errors import UserError
-from modicum.federation import workers
+from modicum.federation import processes, workers
 from modicum.federation.experiment import Experiment
 from modicum.federation.processes import Processes
 from modicum.federation.simulation import Simulation
-from modicum.federation.worker import Bench, Results, Seat, Task, Workshop, answer
+from modicum.federation.worker import Bench, Results, Seat, Task, Workshop, answer, serve
 from modicum.federation.workers import Workers
 from modicum.mechanisms.record_local import RecordLocal
 from modicum.methods import Aqc, DpPfsd, DpSgd
@@ -60,7 +60,7 @@ def kill_once(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         give(self, task)
         rounds.add(task.round)
         if len(rounds) > 1 and not killed:
-            victim = next(one for one in self._all if one.stack is not None)
+            victim = next(one for one in self._all.values() if one.stack is not None)
             killed.append(victim.process.pid)
             os.kill(victim.process.pid, signal.SIGKILL)
 
@@ -258,7 +258,7 @@ def stop_once(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             os.kill(stopped[0], signal.SIGCONT)
         had.add((task.round, task.number))
         if task.round == 1 and not stopped:
-            stopped.append(next(one.process.pid for one in self._all if one.stack == task.number))
+            stopped.append(next(one.process.pid for one in self._all.values() if one.stack == task.number))
             os.kill(stopped[0], signal.SIGSTOP)
 
     monkeypatch.setattr(Processes, "give", halting)
@@ -302,3 +302,135 @@ def test_an_engine_judges_itself_by_rows_that_nobody_has(tmp_path: Path) -> None
     untried = Bench(replace(shop, made_up=None), Seat("cpu", 1.0))
     assert isinstance(untried.kit.backend, FusedBackend)
     assert untried.kit.backend._proven == {}
+
+
+def first_verdicts(shop: Workshop, tasks: Sequence[Task], model: Tensor) -> list[dict[Any, bool]]:
+    """What engines hold of the model that each begin with another stack."""
+    benches = [Bench(shop, Seat("cpu", 1.0)) for _ in tasks]
+    for bench, task in zip(benches, tasks, strict=True):
+        bench.results(pickle.loads(pickle.dumps(task)), model)  # as it travels
+    backends = [bench.kit.backend for bench in benches]
+    return [backend._proven for backend in backends if isinstance(backend, FusedBackend)]
+
+
+def test_an_engine_that_judges_by_what_it_sees_judges_alike_in_all_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its verdict here hangs on the numbers: without rows that nobody has, workers would come to differ."""
+    monkeypatch.setattr(workers, "STACK", 2)
+    monkeypatch.setattr(workers, "STACKS", 2)
+
+    def capricious(self: FusedBackend, kind: str, _: Tensor, truth: Tensor) -> bool:
+        verdict = len(seen) == 0 or bool(truth.double().sum() == seen[0])
+        seen.append(truth.double().sum())
+        self._proven[kind, self.model.training] = verdict
+        return verdict
+
+    seen = list[Tensor]()
+    monkeypatch.setattr(FusedBackend, "_compare", capricious)
+    sim = Simulation(run(PERSONAL, 1), tmp_path / "run")
+    assert sim._workers is not None
+    _, stacks = sim._rounds.begin()
+    tasks = [sim._workers._task(i, stack) for i, stack in enumerate(stacks)]
+    assert len(tasks) == 2
+    shop, model = sim._workers._hands.workshop, tasks_model(stacks)
+    sim.close()
+    one, other = first_verdicts(shop, tasks, model)
+    assert one == other
+    seen.clear()
+    one, other = first_verdicts(replace(shop, made_up=None), tasks, model)
+    assert one != other
+
+
+def tasks_model(stacks: Sequence[Sequence[Job]]) -> Tensor:
+    return stacks[0][0].broadcast.model
+
+
+class Idle:
+    """A process that neither ends nor answers, unless it is told to."""
+
+    def __init__(self, **_: Any) -> None:
+        self.sentinel, self._held = os.pipe()
+
+    def start(self) -> None:
+        pass
+
+    def kill(self) -> None:
+        pass
+
+    def join(self, _: float = 0.0) -> None:
+        os.close(self._held)
+        os.close(self.sentinel)
+
+    def is_alive(self) -> bool:
+        return False
+
+
+def test_processes_begin_for_work_and_none_begins_when_a_run_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C waits for nobody who has just been born."""
+    sim = Simulation(run(DpSgd(), 3), tmp_path / "run")
+    assert sim._workers is not None
+    hands, begun = sim._workers._hands, list[Idle]()
+    assert isinstance(hands, Processes)
+
+    def begin(**named: Any) -> Idle:
+        begun.append(Idle(**named))
+        return begun[-1]
+
+    monkeypatch.setattr(processes.processes.get_context("spawn"), "Process", begin)
+    rounds = sim._rounds.begin()
+    working = sim._workers.compute(rounds[1][:2])
+    hands.begin(tasks_model(rounds[1]))
+    monkeypatch.setattr(Processes, "wait", lambda self, seconds: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        next(iter(working))
+    assert len(begun) == 2
+    assert hands._all == {}
+    sim.close()
+    assert len(begun) == 2
+
+
+def test_a_worker_whose_driver_was_killed_ends_without_a_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sim = Simulation(run(DpSgd(), 1), tmp_path / "run")
+    assert sim._workers is not None
+    _, stacks = sim._rounds.begin()
+    task, shop = sim._workers._task(0, stacks[0]), sim._workers._hands.workshop
+    sim.close()
+    threads, tried = torch.get_num_threads(), list[int]()
+
+    class Broken:
+        def recv(self) -> Task:
+            return task
+
+        def send_bytes(self, blob: bytes) -> None:
+            tried.append(len(blob))
+            raise BrokenPipeError
+
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    serve(shop, tasks_model(stacks), Broken(), Seat("cpu", 1.0))  # type: ignore[arg-type]
+    torch.set_num_threads(threads)
+    assert len(tried) == 1
+
+
+def test_a_container_with_little_shared_memory_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: Tensor) -> None:
+        raise RuntimeError("unable to allocate shared memory(shm): No space left on device (28)")
+
+    monkeypatch.setattr(Tensor, "share_memory_", full)
+    with pytest.raises(UserError, match="--shm-size"):
+        Simulation(run(DpSgd(), 2), tmp_path / "run")
+    assert not (tmp_path / "run" / "ledger.sqlite").exists()
+
+
+@pytest.mark.parametrize(("clients", "stacks"), [(4, 4), (20, 10), (160, 16), (10_000, 313)])
+def test_few_clients_are_shared_out_too(clients: int, stacks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By how many they are, and never by how many workers there are."""
+    monkeypatch.setattr(workers, "STACK", 32)
+    assert -(-clients // workers.in_a_stack(clients, 1000)) == stacks
+    assert workers.in_a_stack(clients, 1) == 1

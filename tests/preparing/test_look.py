@@ -266,6 +266,18 @@ def test_the_command(taken: tuple[Path, Look], tmp_path: Path) -> None:
     assert "pressure" not in few.stdout
 
 
+def test_a_look_that_was_cut_off_is_gone_on_with(taken: tuple[Path, Look], tmp_path: Path) -> None:
+    """It was paid for: its folder says how, and the figures are those of a look that was not cut off."""
+    shutil.copytree(taken[0], tmp_path / "copy")
+    folder = tmp_path / "copy" / "first"
+    for name in ("checkpoint.pt", "look.json", "certificate.json", "metrics.jsonl"):
+        (folder / name).unlink()
+    with pytest.raises(UserError, match="modicum run --resume"):
+        finish(folder)
+    assert call("run", "--resume", folder).exit_code == 0
+    assert finish(folder).to_dict() == taken[1].to_dict()
+
+
 def test_a_look_that_claims_nothing_has_no_errors(tmp_path: Path) -> None:
     found = look(write(tmp_path, sums=False), float("inf"), folder=tmp_path / "clear")
     age = found.column("age")

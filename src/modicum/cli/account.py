@@ -110,7 +110,7 @@ def correlated(
     as_json: bool = AS_JSON,
 ) -> None:
     """What correlated noise leaves in the model, beside independent noise at the same ε."""
-    from modicum.errors import UserError
+    from modicum.errors import UserError, counted
     from modicum.privacy.factors import Participation, Workload
 
     if not 0 <= momentum < 1 or rounds < 1 or separation < 1:
@@ -125,7 +125,8 @@ def correlated(
     _print_table(columns, [(name, *(f"{value:.3g}" for value in row.values())) for name, row in found.items()])
     gain = found["independent"]["mean"] / found["banded"]["mean"]
     print(
-        f"Correlated noise leaves {gain:.2f} times less in the model: {taking.most} turns, {separation} apart."
+        f"Correlated noise leaves {gain:.2f} times less in the model: {counted(taking.most, 'turn')}, "
+        f"{separation} apart."
         if separation > 1
         else "Nothing is gained: everybody is in every round."
     )

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-Drawn = list[tuple[str, str, float]]
-"""Run, date and share of the grant."""
+Drawn = list[tuple[str, str, float, float]]
+"""Run, date, share of the grant, and ε of the run alone."""
 
 
 @app.command("plan")
@@ -39,7 +39,9 @@ def plan(
     from modicum.privacy.lifetime.planning import largest, lifetime_for, steps
 
     if (grant is None) == (account is None):
-        raise UserError("say what is granted over all runs: --grant 4, or --account FOLDER of a silo's account")
+        raise UserError(
+            "say in one way what is granted over all runs: --grant 4, or --account FOLDER of a silo's account"
+        )
     plans = [(file.stem, _plans(file)) for file in files or ()]
     who, own = _chosen(plans, client)
     drawn: Drawn = []
@@ -94,13 +96,15 @@ def _chosen(
 
 def _account(folder: Path) -> tuple[Lifetime, float, Drawn]:
     """A silo's own: what its most-spent record has drawn, held draws included."""
+    from modicum.privacy.accounting.filters import plan_guarantee
     from modicum.privacy.lifetime.account import DatasetAccount
 
     with DatasetAccount.open(folder, read_only=True) as kept:
         if kept.lifetime.budget is None:
             raise UserError(f"the account in {folder} has no lifetime grant: a record takes part in one run only")
         said = kept.overview()
-        drawn = [(d["run"], d["date"], d["share"]) for d in said["draws"]]
+        alone = {d.run: plan_guarantee(d.plan).epsilon for d in kept.draws.values()}
+        drawn = [(d["run"], d["date"], d["share"], alone[d["run"]]) for d in said["draws"]]
         spent = float(kept.spending().spent.max(initial=0.0))
         return kept.lifetime, spent, drawn
 
@@ -112,15 +116,15 @@ def _page(who: str, lifetime: Lifetime, drawn: Drawn, found: Sequence[Step], bef
         f"{who} granted ε = {_shown(lifetime.budget)} (δ = {lifetime.delta:g}) for all that is ever learned about "
         f"one {lifetime.unit}."
     )
-    width = max(3, *(len(step.name) for step in found), *(len(run) for run, _, _ in drawn))
+    width = max(3, *(len(step.name) for step in found), *(len(run) for run, *_ in drawn))
     yield f"\n{'run':<{width}}  {'when':<10}  {'ε alone':>8}  {'takes':>7}  {'left':>7}  next run, at most"
-    for run, date, share in drawn:
-        yield f"{run:<{width}}  {date:<10}  {'':>8}  {percent(share):>7}"
+    for run, date, share, alone in drawn:
+        yield f"{run:<{width}}  {date:<10}  {_shown(alone):>8}  {percent(share):>7}"
     for step in found:
-        left, alone = percent(step.left, up=False), _shown(step.epsilon)
-        then = f"ε = {_shown(step.next)}" if step.next else "none"
+        own, then = _shown(step.epsilon), f"ε = {_shown(step.next)}" if step.next else "none"
         last = then if step.fits else "does not fit: refused, and nothing is drawn"
-        yield f"{step.name:<{width}}  {'planned':<10}  {alone:>8}  {percent(step.share):>7}  {left:>7}  {last}"
+        left = percent(step.left, up=False)
+        yield f"{step.name:<{width}}  {'planned':<10}  {own:>8}  {percent(step.share):>7}  {left:>7}  {last}"
     if not found:
         yield f"\nleft       a next run of at most ε = {_shown(before)}" if before else "\nleft       nothing"
     yield (

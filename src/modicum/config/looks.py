@@ -48,8 +48,9 @@ def with_looks(config: Config, folder: Path) -> Config:
             named: dict[str, Any] = {use: whole}
             data = replace(data, columns=found.refined(data.columns, use), **named)
     if isinstance(path := task.options.get("weights"), str):
+        _, found = look(path, "task", "weights")
         with config.source.at("task", "weights"):
-            task = replace(task, options={**task.options, "weights": look(path, "task", "weights")[1].weights()})
+            task = replace(task, options={**task.options, "weights": found.weights()})
     for path in config.privacy.looks:
         look(path, "privacy", "looks")
     if not read:

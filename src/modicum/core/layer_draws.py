@@ -38,7 +38,11 @@ def layers_draw_from(bits: Bits, device: torch.device) -> Iterator[None]:
     import torch
 
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(int.from_bytes(bits(8), "little") >> 1)
+        seed = int.from_bytes(bits(8), "little") >> 1
+        if device.type == "cuda":
+            torch.manual_seed(seed)
+        else:  # which would note where it was called, for GPUs to come
+            torch.default_generator.manual_seed(seed)
         state = torch.get_rng_state()
         words = np.frombuffer(bits(4 * WORDS), dtype="<u4").astype("<u8")
         state[HEAD : HEAD + 8 * WORDS] = torch.from_numpy(words.view(np.uint8))

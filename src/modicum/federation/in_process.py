@@ -70,11 +70,11 @@ class InProcess:
             state.events = {name: es for name, es in state.events.items() if name not in state.refused}
             state.tokens = self.trusted.reserve(state.events)
         asked = [b for b in state.broadcasts if b.client not in state.refused] if state.events else []
-        self.clients.open(b.client for b in asked)
         if self.trusted.stored(state.round) is None and state.tokens:
+            self.clients.open(b.client for b in asked)
             return self._ask(state, asked, state.events)
         reached = [b for b in asked if not self.faults(b.round, b.client)]
-        state.expected = {b.client: self.clients.expected(b) for b in reached}
+        state.expected = {b.client: self.clients.expected(b) for b in reached if b.client in self.clients.clients}
         return ()
 
     def _charged(self, state: RoundState) -> Events:

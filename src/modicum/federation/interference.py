@@ -30,6 +30,7 @@ from modicum.core.messages import Opened, encode
 from modicum.core.release_gate import GateWatch
 from modicum.core.round_state import RoundState
 from modicum.core.setting import MethodSpec
+from modicum.data.check import refuse_population
 from modicum.errors import UserError
 from modicum.federation.experiment import Experiment, Federation
 from modicum.federation.garbage import GARBAGE
@@ -123,6 +124,8 @@ def check(
     for kind in garbage:
         if kind not in GARBAGE:
             raise UserError(f"unknown garbage {kind!r}: use {', '.join(GARBAGE)}")
+    if federation is not None:
+        refuse_population(federation.data, "a play on other records")
 
     def experiment(change: Callable[[Federation], Federation]) -> Experiment:
         real = federation or embedded(seed)

@@ -6,7 +6,7 @@ import sys
 import types
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -30,16 +30,28 @@ class Process:
 
 
 class Processes:
-    """So many of them, begun with the first round; one that dies is replaced."""
+    """So many of them at most: each begins when there is work for it, also in the place of one that died.
+
+    The workshop's records lie in shared memory.
+    """
 
     def __init__(self, workshop: Workshop, count: int, device: str) -> None:
         self.count = count
         self._devices = _devices(device)
         self._share = ALL_BUT_A_TENTH / -(-count // len(self._devices))
-        records, validation = workshop.records.moved(shared), workshop.validation.moved(shared)
-        self.workshop = replace(workshop, records=records, validation=validation)
+        self.workshop = workshop
         self._place = shared(workshop.first[workshop.kit.shared].clone())  # where the round's model is laid
-        self._all: list[Process] = []
+        self._all: dict[int, Process] = {}
+
+    def begin(self, model: Tensor) -> None:
+        self._place.copy_(model)
+
+    def give(self, task: Task) -> None:
+        idle = [one for one in self._all.values() if one.stack is None]
+        one = idle[0] if idle else self._start(next(i for i in range(self.count) if i not in self._all))
+        one.stack = task.number
+        with suppress(OSError):  # it died: the next look at it notices
+            one.connection.send(task)
 
     def _start(self, number: int) -> Process:
         here, there = processes.Pipe()
@@ -49,21 +61,11 @@ class Processes:
         with no_main():
             process.start()
         there.close()
-        return Process(process, here)
-
-    def begin(self, model: Tensor) -> None:
-        while len(self._all) < self.count:
-            self._all.append(self._start(len(self._all)))
-        self._place.copy_(model)
-
-    def give(self, task: Task) -> None:
-        one = next(one for one in self._all if one.stack is None)
-        one.stack = task.number
-        with suppress(OSError):  # it died: the next look at it notices
-            one.connection.send(task)
+        self._all[number] = Process(process, here)
+        return self._all[number]
 
     def wait(self, seconds: float) -> Sequence[tuple[int, bytes | None]]:
-        busy = {i: one for i, one in enumerate(self._all) if one.stack is not None}
+        busy = self._busy()
         ready = wait([part for one in busy.values() for part in (one.connection, one.process.sentinel)], seconds)
         found: list[tuple[int, bytes | None]] = []
         for i, one in busy.items():
@@ -79,32 +81,34 @@ class Processes:
             elif one.process.sentinel not in ready:
                 continue
             found.append((stack, None))
-            self._replace(i)
+            self._kill(i)
         return found
 
     def drop(self) -> None:
-        for i, one in enumerate(self._all):
-            if one.stack is not None:
-                self._replace(i)
+        for i in self._busy():
+            self._kill(i)
 
-    def _replace(self, i: int) -> None:
-        one = self._all[i]
+    def _busy(self) -> dict[int, Process]:
+        return {i: one for i, one in self._all.items() if one.stack is not None}
+
+    def _kill(self, number: int) -> None:
+        one = self._all.pop(number)
         one.connection.close()
         one.process.kill()
         one.process.join()
-        self._all[i] = self._start(i)
 
     def close(self) -> None:
-        for one in self._all:
+        self.drop()
+        for one in self._all.values():
             with suppress(OSError):
                 one.connection.send(None)
             one.connection.close()
-        for one in self._all:
+        for one in self._all.values():
             one.process.join(PATIENCE)
             if one.process.is_alive():
                 one.process.kill()
                 one.process.join()
-        self._all = []
+        self._all = {}
 
 
 def _devices(name: str) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ from modicum.core.parts import Backend, Batch, Job, State
 from modicum.core.release_gate import SERVER, ReleaseGate, RowsOf, add_rows, correlated_blocks, drawn, in_turn
 from modicum.core.round_state import Collector, RoundState
 from modicum.core.rows import NoiseRows
+from modicum.data.check import refuse_population
 from modicum.federation.clients import Clients, Reserve
 from modicum.federation.correlate import rows_for
 from modicum.federation.evaluation import Evaluation
@@ -150,6 +151,7 @@ class Rehearsal:
     """Plays an experiment round by round. `prepared` may be shared by runs on the same data and model."""
 
     def __init__(self, experiment: Experiment, prepared: Prepared | None = None) -> None:
+        refuse_population(experiment.federation.data, "a rehearsal")
         self.experiment, noise = experiment, SimulatedNoise(experiment.seed)
         if experiment.device == "cpu":
             keep_pages()

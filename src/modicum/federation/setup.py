@@ -199,6 +199,10 @@ def make_cohorts(experiment: Experiment, mechanism: Mechanism, noise: NoiseSourc
     """Who is invited when: a trusted server's secret coins, or a public schedule."""
     s = experiment.setting
     if (rate := secret_rate(mechanism)) is not None:
+        if experiment.per_round is not None or experiment.max_participations is not None:
+            raise UserError(
+                "a rate's secret coins decide who takes part: leave out per_round and max_participations"
+            )
         return SecretPoisson(s.clients, s.rounds, rate, noise)
     if isinstance(mechanism, Correlates) and mechanism.correlated is not None:
         return rotation(s, experiment.seed, experiment.max_participations)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import pickle
 import signal
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any
@@ -25,6 +26,7 @@ from modicum.core.own_rows import OwnRows
 from modicum.core.parts import Backend, Batch, ClientKit, Job, Method, State
 from modicum.core.records import Tree, each
 from modicum.core.release_gate import ReservedGate
+from modicum.errors import UserError
 from modicum.federation.clients import model_randomness, within_memory
 from modicum.privacy.ledger.token import Token
 from modicum.privacy.noise import NoiseSource
@@ -34,7 +36,18 @@ Results = list[tuple[Message, State]]
 
 def shared(values: Tensor) -> Tensor:
     """The tensor, moved to memory that processes share."""
-    values.share_memory_()  # type: ignore[no-untyped-call]
+    try:
+        values.share_memory_()  # type: ignore[no-untyped-call]
+    except RuntimeError as error:
+        raise UserError(
+            f"{values.nbytes:,} bytes of records do not fit into the memory that processes share ({error}): give "
+            "the container more (docker run --shm-size), or leave workers out"
+        ) from None
+    return values
+
+
+def ordinary(values: Tensor) -> Tensor:
+    """The tensor, where it is."""
     return values
 
 
@@ -47,12 +60,14 @@ class Shelf:
     starts: Tensor
 
     @classmethod
-    def of(cls, batches: Sequence[Batch]) -> Shelf:
-        """A copy of these records."""
+    def of(cls, batches: Sequence[Batch], place: Callable[[Tensor], Tensor]) -> Shelf:
+        """The one copy of these records, in the memory that `place` gives."""
         starts = torch.tensor([0, *(len(batch) for batch in batches)]).cumsum(0)
 
         def together(*parts: Tensor) -> Tensor:
-            return torch.cat([part.cpu() for part in parts])
+            whole = place(parts[0].new_empty((int(starts[-1]), *parts[0].shape[1:]), device="cpu"))
+            torch.cat([part.cpu() for part in parts], out=whole)
+            return whole
 
         x, targets = [b.x for b in batches], [b.targets for b in batches]
         return cls(each(together, *x), each(together, *targets), starts)
@@ -116,14 +131,9 @@ def serve(workshop: Workshop, place: Tensor, connection: Connection, seat: Seat)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides when it is over
     torch.set_num_threads(1)
     bench = Bench(workshop, seat)
-    while True:
-        try:
-            task: Task | None = connection.recv()
-        except (EOFError, OSError):
-            return
-        if task is None:
-            return
-        connection.send_bytes(answer(bench, task, place))
+    with suppress(EOFError, OSError):  # also where the driver was killed
+        while (task := connection.recv()) is not None:
+            connection.send_bytes(answer(bench, task, place))
 
 
 def answer(bench: Bench, task: Task, model: Tensor) -> bytes:

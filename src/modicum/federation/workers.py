@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 import os
 import pickle
 import time
@@ -26,7 +27,7 @@ from modicum.core.records import each
 from modicum.errors import UserError
 from modicum.federation.cluster import Cluster
 from modicum.federation.processes import Processes, no_main
-from modicum.federation.worker import Results, Shelf, Task, Workshop, light, unpacked
+from modicum.federation.worker import Results, Shelf, Task, Workshop, light, ordinary, shared, unpacked
 
 if TYPE_CHECKING:
     from modicum.federation.setup import RunContext
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger("modicum.workers")
 STACK = 32  # clients of a stack at most: part of what a run with workers computes, whatever their number
+STACKS = 16  # of a round at least, where it has so many clients: enough to be shared out evenly
 AHEAD = 2  # stacks for each worker that may be done before their turn: they wait in memory
 DEATHS = 10  # of workers over one stack, after which it is the stack that kills
 LATE = 60.0  # seconds, at least, after which a stack that all wait for is given to somebody else as well
@@ -93,7 +95,7 @@ class Workers:
         shop, clients = self._hands.workshop, range(len(context.facts))
         own, held_out = (tuple(shelf.batch(i) for i in clients) for shelf in (shop.records, shop.validation))
         data = replace(context.data, records=own, validation=held_out)
-        return replace(context, data=data, at_once=min(context.at_once, STACK))
+        return replace(context, data=data, at_once=in_a_stack(context.cohorts.size, context.at_once))
 
     def compute(self, stacks: Sequence[Sequence[Job]]) -> Iterator[tuple[Sequence[Job], Results]]:
         """Each stack and what the mechanism made of it, in the order of the stacks."""
@@ -171,6 +173,11 @@ class Workers:
         self._hands.close()
 
 
+def in_a_stack(cohort: float, at_once: int) -> int:
+    """How many clients of a round are computed together: a function of how many they are, and of the engine."""
+    return min(at_once, STACK, math.ceil(cohort / STACKS))
+
+
 def check(context: RunContext) -> None:
     """Refuse what cannot be handed out."""
     refuse_torchrun()
@@ -200,7 +207,8 @@ def _workshop(context: RunContext, noise: NoiseSource) -> Workshop:
     tried = data.made_up
     if tried is not None:
         tried = Batch(*(each(lambda t: t.cpu(), part) for part in (tried.x, tried.targets)))
-    records, validation = Shelf.of(data.records), Shelf.of(data.validation)
+    place = shared if context.experiment.ray is None else ordinary
+    records, validation = Shelf.of(data.records, place), Shelf.of(data.validation, place)
     return Workshop(*parts, records, validation, data.first.detach().cpu(), tried)
 
 

@@ -107,6 +107,7 @@ def cnn8(input_shape: tuple[int, ...], classes: int, *, width: int = 32) -> nn.M
 
 
 def image(input_shape: tuple[int, ...], smallest: int) -> tuple[int, int, int]:
+    """Channels, height and width of records that are images of at least this size; others are refused."""
     if len(input_shape) != 3 or min(input_shape[1:]) < smallest:
         raise UserError(
             f"this model takes images (channels, height, width) of at least {smallest}×{smallest}, got inputs of "

@@ -121,6 +121,11 @@ def look_config(
 def finish(folder: str | Path) -> Look:
     """The figures of a look whose round is over, from its folder alone: simulated or deployed. Safe to repeat."""
     files = RunFolder(Path(folder))
+    if not files.checkpoint.exists() and files.ledger.exists():
+        raise UserError(
+            f"the look in {folder} was cut off after it was paid for: go on with modicum run --resume "
+            f"{folder}, then modicum look {folder}"
+        )
     if not files.checkpoint.exists():
         raise UserError(f"there is no finished look in {folder}: take one with modicum look FILE --out {folder}")
     config = read(files.config, looks=False)

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 def somebody_looks() -> bool:
     """Whether a person sees what is printed: on a terminal, or in a notebook."""
-    return sys.stderr.isatty() or "ipykernel" in sys.modules
+    shown = getattr(sys.stderr, "rich_proxied_file", sys.stderr)  # a bar that is shown puts itself before it
+    return bool(shown.isatty()) or "ipykernel" in sys.modules
 
 
 @contextmanager

@@ -116,5 +116,5 @@ def test_pieces_that_are_no_message_are_none() -> None:
         link = Link(there=True)
         (tree,) = link.trees
         link.pieces = dict.fromkeys(link.pieces, content.replace(b"%s", tree.object_id.encode()))
-        with pytest.raises(ObjectPullError, match="no message"):
+        with pytest.raises(ObjectPullError, match="do not form a message"):
             pulling.whole(link, None, 8, tree)

@@ -9,7 +9,7 @@ torch's `FakeTensorMode` would. (That one needs torch's compiler, two seconds of
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from types import ModuleType
@@ -90,12 +90,17 @@ def _by_values(func: Any) -> str:
 class _Reads(TorchFunctionMode):
     """Refuses Python a number."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.refused = ""
+
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         name = getattr(func, "__name__", "")
         if name in READS:
-            raise LooksAtValuesError(f"a number that it reads ({name.strip('_')}) and may go another way by")
+            self.refused = f"a number that it reads ({name.strip('_')}) and may go another way by"
+            raise LooksAtValuesError(self.refused)
         return func(*args, **(kwargs or {}))
 
 
@@ -121,16 +126,22 @@ def refuse_looking(model: nn.Module, trained: dict[str, nn.Parameter], loss: Los
         return [name for name, g in zip(trained, found, strict=True) if g is None]
 
     with requiring_grad(model.parameters(), trained), torch.enable_grad():
+        watches = _Reads(), _Operations()
         try:
-            with _Reads(), (watch := _Operations()):
+            with watches[0], watches[1]:
                 unreached = run()
         except RuntimeError:
-            if not watch.refused:
+            if not _refused(watches):
                 raise
-        if watch.refused:  # TorchScript makes an error of its own of it, and a model may catch it
-            raise LooksAtValuesError(watch.refused)
+        if _refused(watches):  # TorchScript makes an error of its own of it, and a model may catch it
+            raise LooksAtValuesError(_refused(watches))
         _refuse_unseen(run)
     return unreached
+
+
+def _refused(watches: Iterable[_Reads | _Operations]) -> str:
+    """What some of them refused, whoever caught it."""
+    return next((watch.refused for watch in watches if watch.refused), "")
 
 
 def _refuse_unseen(run: Callable[[], object]) -> None:
@@ -157,9 +168,12 @@ def refusing_looks(model: nn.Module) -> Iterator[None]:
             mode.__enter__()  # type: ignore[no-untyped-call]
             open_modes.append(mode)
 
-    def end(*_: Any) -> None:
+    def end(*called: Any) -> None:
+        modes = tuple(open_modes)
         while open_modes:
             open_modes.pop().__exit__(None, None, None)
+        if called and called[-1] is not None and _refused(modes):  # the model caught it and went on
+            raise LooksAtValuesError(_refused(modes))
 
     hooks = [model.register_forward_pre_hook(begin), model.register_forward_hook(end, always_call=True)]
     try:

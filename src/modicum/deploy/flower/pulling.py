@@ -43,5 +43,5 @@ def whole(client: Any, node: Any, run: int, tree: Any) -> Message:
         found = cast("Message", inflate_object_from_contents(tree.object_id, contents))
         found.metadata.__dict__["_message_id"] = tree.object_id
     except Exception:  # whatever the pieces were
-        raise ObjectPullError(tree.object_id, "its pieces are no message") from None
+        raise ObjectPullError(tree.object_id, "its pieces do not form a message") from None
     return found

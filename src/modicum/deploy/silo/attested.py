@@ -229,13 +229,13 @@ def _as_agreed(checked: Checked, config: Config) -> Iterator[str]:
 
 
 def _absent(checked: Checked) -> Iterator[str]:
-    """Who speaks through others only, as far as the parts themselves tell who took part."""
+    """Parties that took part, by what the others say, and whose own certificates are not there."""
     if SERVER not in checked:
         yield "what the server asked of whom, and who else took part: its certificate is not in the file"
         return
     for client in checked[SERVER][1].clients:
         if client.client not in checked:
-            yield f"what {client.client} charged: its own certificate is not in the file, the server's word is"
+            yield f"what {client.client} charged: its own certificate is not in the file, only the server's"
 
 
 def _alike(checked: Checked) -> Iterator[str]:

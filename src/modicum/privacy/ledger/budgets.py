@@ -111,22 +111,19 @@ class PlanGuard:
     def refusal(self, release: Release) -> Refusal | None:
         if release.spec != self.plan.spec:
             return _other_spec(release)
-        fitting = self._fitting(release)
-        if not fitting:
-            return Refusal(
-                release.client,
-                Reason.NOT_PLANNED,
-                f"noise {release.noise_multiplier:.6g}, sampler {release.sampler.to_dict()} is not in the plan",
-            )
         slot = self._slot(release)
         if slot is None:
-            most = max(self.left[i] for i in fitting)
-            return Refusal(
-                release.client,
-                Reason.PLAN_EXHAUSTED,
-                f"{release.count} more with noise {release.noise_multiplier:.6g}, and the plan has {most} left",
-            )
+            return self._none_left(release)
         return self._too_early(release, self.plan.releases[slot].correlated)
+
+    def _none_left(self, release: Release) -> Refusal:
+        fitting = self._fitting(release)
+        if not fitting:
+            asked = f"noise {release.noise_multiplier:.6g}, sampler {release.sampler.to_dict()} is not in the plan"
+            return Refusal(release.client, Reason.NOT_PLANNED, asked)
+        most = max(self.left[i] for i in fitting)
+        asked = f"{release.count} more with noise {release.noise_multiplier:.6g}, and the plan has {most} left"
+        return Refusal(release.client, Reason.PLAN_EXHAUSTED, asked)
 
     def _too_early(self, release: Release, correlated: Correlation | None) -> Refusal | None:
         """A client's rounds, or a record's batches, are as far apart as correlated noise was made for (R19)."""
