@@ -273,6 +273,19 @@ def test_a_server_makes_up_no_statement(tmp_path: Path, monkeypatch: pytest.Monk
             accounts.remember_accounts(clinic.spec, clinic.account, b'{"ward": 3}')
 
 
+def test_who_made_it_up_is_told(tmp_path: Path) -> None:
+    """A server that remembers what the silo never said: refused all the same, since the key may have changed."""
+    with silos(tmp_path, 1) as held:
+        ward = held["ward"]
+        made_up = Statement("x", 10**6, "0" * 64)
+        signed = made_up.signed(read_signing_key(key_of(tmp_path, "ward")), "ward")
+        for one, lies in ((made_up, True), (signed, False)):
+            said = accounts._own(ward.spec, ward.account, (one,))
+            assert said is not None
+            assert "put its account's folder back" in said
+            assert ("the server lies" in said) == lies
+
+
 def test_a_damaged_memory_is_no_blank_one(tmp_path: Path) -> None:
     (tmp_path / "w.json").write_text("{")
     with pytest.raises(UserError, match="put it back as it was"):

@@ -177,7 +177,7 @@ def node(
 
 def _address(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise UserError(f"{text!r} is no address: write host:port, e.g. 127.0.0.1:8000")
     return host.strip("[]"), int(port)
 
