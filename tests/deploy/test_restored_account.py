@@ -269,8 +269,9 @@ def test_a_server_makes_up_no_statement(tmp_path: Path, monkeypatch: pytest.Monk
         monkeypatch.setattr(Statement, "said_by", lambda *_: True)  # the negative control
         accounts.remember_accounts(clinic.spec, clinic.account, body)
         assert Witness(folder_of(tmp_path, "clinic") / FILE).heard("ward")[0].entries == 10**6
-        with pytest.raises(Exception, match=Code.MALFORMED):
-            accounts.remember_accounts(clinic.spec, clinic.account, b'{"ward": 3}')
+        for odd in (b'{"ward": 3}', b"[" * 100_000):
+            with pytest.raises(Exception, match=Code.MALFORMED):
+                accounts.remember_accounts(clinic.spec, clinic.account, odd)
 
 
 def test_who_made_it_up_is_told(tmp_path: Path) -> None:

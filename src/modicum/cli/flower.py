@@ -128,14 +128,17 @@ def init(
     folder: Path = typer.Argument(help="A new folder for the project."),
     silos: str = typer.Option("hospital-a,hospital-b,hospital-c", "--silos", help="Their names, with commas."),
     host: str = typer.Option("127.0.0.1", "--host", help="Name or address of the server's machine."),
-    port: int = typer.Option(8000, "--port", help="Port of the SuperLink."),
+    port: int = typer.Option(8000, "--port", min=1, max=65535, help="Port of the SuperLink."),
     secure: bool = typer.Option(False, "--secure", help="Behind secure aggregation: the server learns sums only."),
 ) -> None:
     """Write a project: the Flower app, an experiment, a file for each silo, keys, and the commands to run."""
     from modicum.deploy.flower.template import write_template
 
     names = [name.strip() for name in silos.split(",") if name.strip()]
-    write_template(folder, names, host, port, secure=secure)
+    try:
+        write_template(folder, names, host, port, secure=secure)
+    except OSError as error:
+        raise UserError(f"cannot write {folder} ({error.strerror}): choose another folder") from None
     typer.echo(f"wrote {folder}: read {folder / 'README.md'}")
 
 

@@ -57,7 +57,7 @@ def remember_accounts(spec: SiloSpec, account: Account, body: bytes) -> None:
     """What the others stated when they joined, as the server passes it on when a run is over."""
     try:
         said = read_statements(json.loads(body)) if body else {}
-    except ValueError:
+    except (ValueError, RecursionError):
         raise Refuse(Code.MALFORMED) from None
     witness = witness_of(spec, account)
     if witness is not None:
