@@ -250,7 +250,7 @@ def test_the_plan_says_what_is_gained_and_where_nothing_is() -> None:
         (TRUSTED, {"noise": "float"}, False),
         (TRUSTED, {"max_participations": 3}, False),
         (DpFedAvg(view="trusted-server", noise_multiplier=3.0), {}, False),
-        (DpFedAvg(view="trusted-server", rate=0.2), {}, False),
+        (DpFedAvg(view="trusted-server", rate=0.2), {"per_round": None}, False),
         (DpFedAvg(view="server-sees-messages"), {}, False),
     ],
 )

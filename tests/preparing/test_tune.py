@@ -143,6 +143,7 @@ def test_on_stand_ins_nothing_is_paid_for_the_choice(tmp_path: Path) -> None:
         (("--grid", GRID[0], "--epsilon", 3, "--way", "split", "--mean", 2), "leave --mean out"),
         (("--grid", GRID[0], "--epsilon", 3, "--way", "public", "--law", "poisson"), "a law is one of"),
         (("--grid", GRID[0], "--epsilon", 3, "--mean", "nan"), "mean"),
+        (("--grid", "method.lr=1", "--epsilon", 3), "nothing to choose"),
         (("--grid", GRID[0], "--epsilon", 0.01), "cannot be met"),
         (("--grid", GRID[0], "--epsilon", 3, "--set", "run.metrics=[]"), "declare one"),
         (("--grid", GRID[0], "--epsilon", 3, "--set", "run.rounds=2"), "a model that nobody has trained"),

@@ -106,6 +106,8 @@ def tune(
     configs = [check(parse(cell.config, str(file))) for cell in cells]
     if law is not None and (way != "stopping" or law not in LAWS):
         raise UserError(f"a law is one of random stopping: {', '.join(LAWS)}")
+    if len(settings) == 1 and mean is None:
+        raise UserError("one setting leaves nothing to choose: list several with --grid, or train it: modicum run")
     if mean is not None and way in ("split", "public"):
         raise UserError(f"the way {way} plays every setting once: leave --mean out, it is for random stopping")
     if way == "public":
@@ -214,7 +216,7 @@ class _Search:
     def play(self) -> Tuned:
         """All trials, or what is left of them after a crash; then what may be published."""
         if not (self.hidden / JOURNAL).exists():
-            RunFolder(self.place).refuse_occupied()
+            RunFolder(self.place).refuse_occupied("choose another folder with --out")
         RunFolder(self.hidden).make(fresh=False)
         best: tuple[float, int, Run] | None = None
         for number, (setting, seed) in enumerate(self._journal()):
