@@ -20,7 +20,7 @@ METHODS = (
 )
 TO_IMPLEMENT = (
     *("Policy.init", "Policy.decide", "Policy.observe", "Aggregation.init", "Aggregation.combine"),
-    *("Mechanism.plan", "Mechanism.decisions", "Mechanism.events", "Mechanism.expected", "Mechanism.run"),
+    *("Mechanism.plan", "Mechanism.events", "Mechanism.expected", "Mechanism.run"),
     *("Mechanism.collect", "LocalTraining.targets", "LocalTraining.losses", "LocalTraining.finish"),
     *("MethodSpec.build", "Schedule.plan", "Schedule.noise", "option"),
 )

@@ -92,5 +92,5 @@ def test_it_is_part_of_the_run() -> None:
 
 @pytest.mark.parametrize("wrong", [-0.1, 1.0, float("nan")])
 def test_bad_factors(wrong: float) -> None:
-    with pytest.raises(UserError, match="from 0 up to 1"):
+    with pytest.raises(UserError, match=r"lies in \[0, 1\)"):
         averaged(wrong)

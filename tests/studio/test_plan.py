@@ -48,7 +48,7 @@ def test_public_simulation_tells_round_by_round() -> None:
 
 
 WRONG = [
-    ({"dataset": "/etc/passwd"}, "no public dataset"),
+    ({"dataset": "/etc/passwd"}, "not a public dataset"),
     ({"csv": "/etc/passwd"}, "a plan has no 'csv'"),
     ({"clients": 0}, "clients must be"),
     ({"clients": 10**9}, "clients must be"),

@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from modicum.core.messages import Expected
 from modicum.core.optimisers import Sgd
-from modicum.core.parts import Backend, Batch, Mechanism, State
+from modicum.core.parts import Asked, Backend, Batch, ClientKit, Mechanism, State
 from modicum.errors import UserError
 from modicum.mechanisms.client_level import ClientLevel
 from modicum.mechanisms.record_local import RecordLocal
@@ -90,9 +91,8 @@ def test_how_far_a_pull_reaches_is_not_held_against_a_client(
     run.close()
     real = RecordLocal.expected
 
-    def unaware(*given: Any) -> Any:
-        mechanism, facts, plan, kit, *rest = given
-        return real(mechanism, facts, plan, replace(kit, training=Supervised(Sgd(LR))), *rest)
+    def unaware(mechanism: RecordLocal, asked: Asked, kit: ClientKit) -> Expected:
+        return real(mechanism, asked, replace(kit, training=Supervised(Sgd(LR))))
 
     monkeypatch.setattr(RecordLocal, "expected", unaware)  # the mutant: honest clients count as absent
     run = simulate(spec, tmp_path / "b", rounds=1)
