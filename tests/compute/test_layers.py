@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from modicum.compute import Auto, Clip, Flat, PerLayer, SlowClippingWarning
+from modicum.compute.clipping.rules import rule
 from tests.compute.helpers import check
 
 CLASSES = 3
@@ -238,3 +239,15 @@ def test_long_sequences_take_the_gram_route_and_wide_ones_are_split() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pieces, "KEEP", 2000)
         try_layer(nn.Linear(40, 30, dtype=torch.float64), torch.randn(5, 90, 40, dtype=torch.float64), 0)
+
+
+@pytest.mark.parametrize("layer", [nn.LayerNorm(8), nn.RMSNorm(8)])
+def test_gradients_of_a_norm_are_as_precise_as_its_outputs(layer: nn.Module) -> None:
+    """Under autocast a GPU's norms take halves and give float32: nothing of that is rounded to halves again."""
+    of_layer = rule(layer)
+    assert of_layer is not None
+    a, g = torch.randn(4, 5, 8).bfloat16(), torch.randn(4, 5, 8)
+    found = of_layer(layer, a, g)["weight"].dense()
+    truth = of_layer(layer, a.double(), g.double())["weight"].dense()
+    assert found.dtype == torch.float32
+    assert torch.allclose(found.double(), truth, atol=1e-5)

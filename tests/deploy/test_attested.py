@@ -222,3 +222,14 @@ def test_what_is_no_certificate_is_one_line(tmp_path: Path, text: str) -> None:
     with pytest.raises(UserError, match=r"odd\.json") as refused:
         read_attested(file)
     assert "\n" not in str(refused.value)
+
+
+def test_a_part_that_nests_without_end_is_refused(run: Path) -> None:
+    """What can just be parsed could not be written again: a silo would end its server's run with it."""
+    value = parts_of(run)["parts"][0]
+    for _ in range(5000):
+        value["certificate"] = {"a": value["certificate"]}
+    with pytest.raises(UserError, match="nested without end"):
+        Part.from_dict(value)
+    with pytest.raises(RecursionError):  # the negative control
+        Part(**value).signed()

@@ -269,8 +269,22 @@ def test_a_server_makes_up_no_statement(tmp_path: Path, monkeypatch: pytest.Monk
         monkeypatch.setattr(Statement, "said_by", lambda *_: True)  # the negative control
         accounts.remember_accounts(clinic.spec, clinic.account, body)
         assert Witness(folder_of(tmp_path, "clinic") / FILE).heard("ward")[0].entries == 10**6
-        with pytest.raises(Exception, match=Code.MALFORMED):
-            accounts.remember_accounts(clinic.spec, clinic.account, b'{"ward": 3}')
+        for odd in (b'{"ward": 3}', b"[" * 100_000):
+            with pytest.raises(Exception, match=Code.MALFORMED):
+                accounts.remember_accounts(clinic.spec, clinic.account, odd)
+
+
+def test_who_made_it_up_is_told(tmp_path: Path) -> None:
+    """A server that remembers what the silo never said: refused all the same, since the key may have changed."""
+    with silos(tmp_path, 1) as held:
+        ward = held["ward"]
+        made_up = Statement("x", 10**6, "0" * 64)
+        signed = made_up.signed(read_signing_key(key_of(tmp_path, "ward")), "ward")
+        for one, lies in ((made_up, True), (signed, False)):
+            said = accounts._own(ward.spec, ward.account, (one,))
+            assert said is not None
+            assert "put its account's folder back" in said
+            assert ("the server lies" in said) == lies
 
 
 def test_a_damaged_memory_is_no_blank_one(tmp_path: Path) -> None:

@@ -171,6 +171,25 @@ def test_damage_is_one_line(tmp_path: Path) -> None:
         load_transcript(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"[" * 60_000,
+        b'{"party": "a", "round": null, "kind": "message", "sender": "b", "bytes": 0, "digest": ""}',
+        b'{"party": "a", "round": 1e999, "kind": "message", "sender": "b", "bytes": 0, "digest": ""}',
+        b'{"party": ["a"], "round": 0, "kind": "message", "sender": "b", "bytes": 0, "digest": ""}',
+        b'{"party": "a", "round": 0, "kind": "message", "sender": "\\ud800", "bytes": 0, "digest": ""}',
+        b'{"party": "a", "round": 0, "kind": "message", "sender": "b", "bytes": 0}',
+    ],
+)
+def test_a_forged_line_is_one_line(line: bytes, tmp_path: Path) -> None:
+    """An auditor reads what a stranger wrote: no traceback, whatever it is."""
+    path = tmp_path / "transcript.bin"
+    path.write_bytes(transcript_file.FIRST_LINE + line + b"\n\n")
+    with pytest.raises(UserError, match="damaged or no transcript of this version"):
+        load_transcript(path)
+
+
 def flip(good: bytes) -> bytes:
     """One bit of a message's contents."""
     at = len(good) // 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 import warnings
 from collections.abc import Callable
@@ -90,20 +91,27 @@ def test_a_loop_is_certified_and_verified_like_a_federation(tmp_path: Path) -> N
     assert (tmp_path / "run" / "model.safetensors").exists()
 
 
+def dropping(model: nn.Module, batch: OwnBatch) -> Tensor:
+    return usual(nn.Sequential(nn.Dropout(0.1), model), batch)
+
+
+def rarely(model: nn.Module, batch: OwnBatch) -> Tensor:
+    """What no rehearsal sees happen."""
+    return usual(model, batch) * (0.0 if random.random() < 1e-12 else 1.0)
+
+
+@pytest.mark.parametrize("losses", [dropping, rarely])
 @pytest.mark.parametrize("physical", [None, 16])
 def test_a_loop_that_draws_is_not_in_lanes(
-    physical: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    physical: int | None, losses: Losses, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Dropout that is no layer of the model is found out in the rehearsal."""
-
-    def dropping(model: nn.Module, batch: OwnBatch) -> Tensor:
-        return usual(nn.Sequential(nn.Dropout(0.1), model), batch)
+    """Draws that are no layer's of the model are found out in the rehearsal."""
 
     real = pytorch._shapes
     monkeypatch.setattr(pytorch, "_shapes", lambda m, kind: real(m, "lanes" if kind == "auto" else kind))
     private = prepared(tmp_path, nn.Linear(WIDTH, CLASSES), physical_batch=physical, epochs=1)
     with pytest.raises(UserError, match="give physical_batch") if physical is None else nullcontext():
-        play(private, dropping, until=None)
+        play(private, losses)
 
 
 def test_a_step_is_the_engines_own(tmp_path: Path) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+import random
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -287,6 +289,17 @@ def test_a_model_that_draws_is_not_computed_in_lanes() -> None:
     for kind, steps in (("lanes", 100), ("auto", None)):
         with pytest.raises(UserError, match="as dropout does"):
             replace(shapes, kind=kind).choose(2000, 0.05, 1e-5, steps)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("draw", [random.random, np.random.random, lambda: torch.rand(()), lambda: 0.5])
+def test_draws_by_other_generators_than_torchs_are_draws(draw: Callable[[], Any]) -> None:
+    """Negative control: a model that calls something and draws nothing."""
+
+    class Drawing(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * (1 + draw())
+
+    assert shapes_for("auto", Drawing(9, 3), torch.zeros(4, 9)).draws == (draw() != 0.5)
 
 
 @pytest.mark.parametrize("shape", [Capacity(8, 12), Lanes(2)])

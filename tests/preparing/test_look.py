@@ -274,6 +274,8 @@ def test_a_look_that_was_cut_off_is_gone_on_with(taken: tuple[Path, Look], tmp_p
         (folder / name).unlink()
     with pytest.raises(UserError, match="modicum run --resume"):
         finish(folder)
+    again = call("look", write(tmp_path), "--epsilon", 0.3, "--out", folder)
+    assert f"modicum look {folder}" in str(again.exception)
     assert call("run", "--resume", folder).exit_code == 0
     assert finish(folder).to_dict() == taken[1].to_dict()
 

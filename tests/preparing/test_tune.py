@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -110,6 +112,36 @@ def test_no_trial_at_all_is_an_answer(tmp_path: Path, monkeypatch: pytest.Monkey
     assert verify(tmp_path / "w").matches
 
 
+@pytest.mark.parametrize("way", ["stopping", "public", "negative control"])
+def test_of_losses_and_errors_the_least_wins(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trials(monkeypatch, [(0, 5), (1, 6)])
+    if way == "negative control":
+        monkeypatch.setattr(module, "SMALLER", frozenset())
+    told = TEXT.replace('"accuracy"', '"bounded_loss"').replace("= 10.0", "= 2.0")
+    file = write(tmp_path, text=told)
+    if way == "public":
+        rows = SimpleNamespace(rows=[{"score": 0.7}, {"score": 0.2}], main="loss")
+        monkeypatch.setattr(module, "compare", lambda *_, **__: rows)
+        found = tune(file, GRID, 6.0, way="public", public=file, folder=tmp_path / "w")
+    else:
+        found = tune(file, GRID, 6.0, folder=tmp_path / "w")
+    assert found.winner == {"method.lr": 0.01 if way == "negative control" else 4}
+
+
+def test_trials_that_told_no_score_are_published_without_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where nobody answered in the rounds that tell it; a trial that has a score is better, whatever it is."""
+    trials(monkeypatch, [(0, 5)])
+    monkeypatch.setattr(module, "_told", lambda *_: math.nan)
+    found = tune(write(tmp_path), GRID, 6.0, folder=tmp_path / "w")
+    assert (found.winner, found.score) == ({"method.lr": 0.01}, None)
+    assert Choice.read(tmp_path / "w").score is None
+    assert verify(tmp_path / "w").matches
+    assert module._better(-3.0, math.nan, "accuracy")
+    assert not module._better(math.nan, math.nan, "loss")
+
+
 def test_where_trials_are_seen_each_is_paid_for(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="they are seen by the server"):
         tune(write(tmp_path, clients=3), GRID, 6.0, folder=tmp_path / "w")
@@ -143,6 +175,7 @@ def test_on_stand_ins_nothing_is_paid_for_the_choice(tmp_path: Path) -> None:
         (("--grid", GRID[0], "--epsilon", 3, "--way", "split", "--mean", 2), "leave --mean out"),
         (("--grid", GRID[0], "--epsilon", 3, "--way", "public", "--law", "poisson"), "a law is one of"),
         (("--grid", GRID[0], "--epsilon", 3, "--mean", "nan"), "mean"),
+        (("--grid", "method.lr=1", "--epsilon", 3), "nothing to choose"),
         (("--grid", GRID[0], "--epsilon", 0.01), "cannot be met"),
         (("--grid", GRID[0], "--epsilon", 3, "--set", "run.metrics=[]"), "declare one"),
         (("--grid", GRID[0], "--epsilon", 3, "--set", "run.rounds=2"), "a model that nobody has trained"),

@@ -128,14 +128,17 @@ def init(
     folder: Path = typer.Argument(help="A new folder for the project."),
     silos: str = typer.Option("hospital-a,hospital-b,hospital-c", "--silos", help="Their names, with commas."),
     host: str = typer.Option("127.0.0.1", "--host", help="Name or address of the server's machine."),
-    port: int = typer.Option(8000, "--port", help="Port of the SuperLink."),
+    port: int = typer.Option(8000, "--port", min=1, max=65535, help="Port of the SuperLink."),
     secure: bool = typer.Option(False, "--secure", help="Behind secure aggregation: the server learns sums only."),
 ) -> None:
     """Write a project: the Flower app, an experiment, a file for each silo, keys, and the commands to run."""
     from modicum.deploy.flower.template import write_template
 
     names = [name.strip() for name in silos.split(",") if name.strip()]
-    write_template(folder, names, host, port, secure=secure)
+    try:
+        write_template(folder, names, host, port, secure=secure)
+    except OSError as error:
+        raise UserError(f"cannot write {folder} ({error.strerror}): choose another folder") from None
     typer.echo(f"wrote {folder}: read {folder / 'README.md'}")
 
 
@@ -177,7 +180,7 @@ def node(
 
 def _address(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise UserError(f"{text!r} is no address: write host:port, e.g. 127.0.0.1:8000")
     return host.strip("[]"), int(port)
 

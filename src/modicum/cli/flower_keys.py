@@ -28,8 +28,11 @@ def make(
     from modicum.deploy.flower.project import SERVER_KEY
     from modicum.deploy.silo.signing import make_signing_key, public_text
 
-    keys.check_tls(keys.make_tls(folder, hosts))
-    gate.make_token(folder)
+    try:
+        keys.check_tls(keys.make_tls(folder, hosts))
+        gate.make_token(folder)
+    except OSError as error:
+        raise UserError(f"cannot write {folder} ({error.strerror}): choose another folder") from None
     typer.echo(f"keys in {folder}: keep those without .crt or .pub to yourself; for everybody's experiment file:")
     typer.echo(f'[run]\nserver = "{public_text(make_signing_key(folder / SERVER_KEY))}"')
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import random
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -19,12 +20,14 @@ WORDS, HEAD = 624, 24
 """Of the state of torch's generator on a processor, a Mersenne Twister: its words, and the bytes before them."""
 
 
-def drawn_so_far(device: torch.device) -> bytes:
-    """Changes with every draw that layers make there."""
+def drawn_so_far(device: torch.device) -> Hashable:
+    """Changes with every draw that layers make there, or by Python's or numpy's own generator."""
     import torch
 
     state = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
-    return state.numpy().tobytes()
+    other = np.random.get_state(legacy=False)
+    words, place = other["state"]["key"].tobytes(), other["state"]["pos"]
+    return state.numpy().tobytes(), random.getstate(), words, place, other["has_gauss"]
 
 
 @contextmanager

@@ -28,8 +28,10 @@ from modicum.privacy.factors import (
     choose_factor,
     strategy_error,
 )
+from modicum.privacy.ledger import Ledger
 from modicum.privacy.noise import NoiseSource
 from modicum.privacy.noise.keyed import KeyedNoise, open_key
+from modicum.privacy.noise.one_place import OnePlace
 from modicum.privacy.plan import PrivacyPlan
 
 
@@ -207,3 +209,10 @@ def own_rows_source(
     if not any(r.correlated is not None for plan in plans for r in plan.releases):
         return None
     return redrawn(noise, key, begun=begun)
+
+
+def place_of(key: Path, ledger: Ledger, *, begun: bool) -> OnePlace:
+    """Where a run that notes its ledger's head draws its rows; refused where the ledger lacks what was noted."""
+    place = OnePlace(key, begun=begun)
+    place.check(lambda head: ledger.entry_with_hash(head) is not None)
+    return place

@@ -59,14 +59,14 @@ class RunFolder:
     def _records_mark(self) -> Path:
         return self.clients / "(records)"
 
-    def refuse_occupied(self) -> None:
+    def refuse_occupied(self, advice: str = "continue it with --resume, or choose another folder") -> None:
         """A new run never writes over anything. Asked before data are read, and again by `make`."""
         try:
             occupied = self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir()))
         except OSError as error:
             raise self._unwritable(error) from None
         if occupied:
-            raise UserError(f"{self.path} is not empty: continue it with --resume, or choose another folder")
+            raise UserError(f"{self.path} is not empty: {advice}")
 
     def make(self, *, fresh: bool) -> None:
         """Create the folder and make sure that it can be written to; `fresh` refuses one that holds something.

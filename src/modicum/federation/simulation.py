@@ -14,7 +14,7 @@ from modicum.core.release_gate import GateWatch
 from modicum.errors import UserError
 from modicum.federation.checkpoints import Folder
 from modicum.federation.clients import Clients
-from modicum.federation.correlate import own_rows_source, rows_for
+from modicum.federation.correlate import own_rows_source, place_of, rows_for
 from modicum.federation.evaluation import Evaluation
 from modicum.federation.experiment import Experiment
 from modicum.federation.foreign import foreign_parts
@@ -32,7 +32,6 @@ from modicum.federation.transcript import Transcript
 from modicum.federation.workers import Workers
 from modicum.privacy.noise import NoiseSource, SimulatedNoise
 from modicum.privacy.noise.keyed import destroy_key
-from modicum.privacy.noise.one_place import OnePlace
 
 
 class Simulation:
@@ -85,7 +84,7 @@ class Simulation:
         elif not self.server.finished:
             own = own_rows_source(self.plans.values(), self.noise, self._key, begun=begun)
         drawn_again = self._key.exists() and not self.server.finished
-        self._place = self._only_place(begun) if drawn_again else None
+        self._place = place_of(self._key, self.ledger, begun=begun) if drawn_again else None
         if self._workers is not None and own is not None and own is not self.noise:
             raise UserError("a key of correlated noise stays in one process: leave workers and ray out")
         self.clients = Clients(
@@ -153,11 +152,6 @@ class Simulation:
     def _note(self) -> None:
         if self._place is not None:
             self._place.note(self.ledger.head())
-
-    def _only_place(self, begun: bool) -> OnePlace:
-        place = OnePlace(self._key, begun=begun)
-        place.check(lambda head: self.ledger.entry_with_hash(head) is not None)
-        return place
 
     @property
     def model(self) -> Tensor:

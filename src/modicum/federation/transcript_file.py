@@ -130,10 +130,11 @@ def _things(path: Path, *, contents: bool) -> Iterator[tuple[Seen, int]]:
         while line := file.readline(LONGEST_LINE):
             try:
                 about = json.loads(line)
-                length, start = int(about["bytes"]), file.tell()
+                length, round, start = int(about["bytes"]), int(about["round"]), file.tell()
+                (about["party"] + about["sender"]).encode()  # both text, and such as can be written
                 if length < 0 or about["kind"] not in get_args(Kind):
                     raise ValueError
-            except (ValueError, KeyError, TypeError):
+            except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
                 if file.tell() == size and not line.endswith(b"\n"):
                     return
                 raise damaged from None
@@ -141,6 +142,6 @@ def _things(path: Path, *, contents: bool) -> Iterator[tuple[Seen, int]]:
                 return
             content = file.read(length) if contents else b""
             file.seek(start + length)
-            if file.read(1) != b"\n" or (contents and _digest(content) != about["digest"]):
+            if file.read(1) != b"\n" or (contents and _digest(content) != about.get("digest")):
                 raise damaged
-            yield Seen(about["party"], int(about["round"]), about["kind"], about["sender"], content), file.tell()
+            yield Seen(about["party"], round, about["kind"], about["sender"], content), file.tell()

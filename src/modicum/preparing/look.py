@@ -64,7 +64,8 @@ def look(
     config = read(file, options, seed, looks=False)
     asked = look_config(config, epsilon, of, statistics, bins)
     files = RunFolder(Path(folder) if folder is not None else new_folder(f"look-{Path(file).stem}"))
-    files.refuse_occupied()
+    shown = f"modicum look {files.path} shows a look that is in it, or says how to go on with one"
+    files.refuse_occupied(f"{shown}; for a new one choose another folder")
     built, account = experiment(asked), account_in(asked)
     if account is not None:
         training = experiment_over(config, federation_over(config, built.federation.data))

@@ -23,6 +23,7 @@ from modicum.config.read import check
 from modicum.config.source import parse
 from modicum.core.store import write_durably
 from modicum.errors import PrivacyWarning, UnsoundError, UserError
+from modicum.federation.control import SMALLER
 from modicum.federation.experiment import Experiment, Federation, build_method
 from modicum.federation.run_folder import RunFolder
 from modicum.federation.setup import plans_of
@@ -106,6 +107,8 @@ def tune(
     configs = [check(parse(cell.config, str(file))) for cell in cells]
     if law is not None and (way != "stopping" or law not in LAWS):
         raise UserError(f"a law is one of random stopping: {', '.join(LAWS)}")
+    if len(settings) == 1 and mean is None:
+        raise UserError("one setting leaves nothing to choose: list several with --grid, or train it: modicum run")
     if mean is not None and way in ("split", "public"):
         raise UserError(f"the way {way} plays every setting once: leave --mean out, it is for random stopping")
     if way == "public":
@@ -214,17 +217,17 @@ class _Search:
     def play(self) -> Tuned:
         """All trials, or what is left of them after a crash; then what may be published."""
         if not (self.hidden / JOURNAL).exists():
-            RunFolder(self.place).refuse_occupied()
+            RunFolder(self.place).refuse_occupied("choose another folder with --out")
         RunFolder(self.hidden).make(fresh=False)
         best: tuple[float, int, Run] | None = None
         for number, (setting, seed) in enumerate(self._journal()):
             run = self._played(number, setting, seed)
             score = _told(run, self.score)
-            if best is None or score > best[0]:
+            if best is None or _better(score, best[0], self.score):
                 best = (score, setting, run)
         plans, prices = self._plans(self.share), self._prices(self.share)
         told = None
-        if best is not None:
+        if best is not None and not math.isnan(best[0]):
             told = {"value": best[0], "noise": _error(best[2], self.score)}
         choice = Choice(
             way=self.way,
@@ -239,7 +242,7 @@ class _Search:
         )
         self._publish(choice, None if best is None else best[2])
         epsilon = max(prices.values())
-        return Tuned(self.way, choice.winner, epsilon, None if best is None else best[0], self.place)
+        return Tuned(self.way, choice.winner, epsilon, None if told is None else told["value"], self.place)
 
     def _journal(self) -> list[tuple[int, int]]:
         """Settings and seeds of all trials, drawn once and before the first: a crash draws nothing again."""
@@ -338,9 +341,16 @@ def _score(configs: Sequence[Config]) -> str:
 
 
 def _told(run: Run, score: str) -> float:
-    """The last figure that was released; where there is none, the worst."""
+    """The last figure that was released; NaN where there is none."""
     values = [record.released[score] for record in run.records if score in record.released]
-    return values[-1] if values and not math.isnan(values[-1]) else -math.inf
+    return values[-1] if values else math.nan
+
+
+def _better(value: float, than: float, metric: str) -> bool:
+    """Of losses and errors less is better; no figure is the worst."""
+    if math.isnan(value) or math.isnan(than):
+        return math.isnan(than) and not math.isnan(value)
+    return value < than if metric in SMALLER else value > than
 
 
 def _error(run: Run, score: str) -> float:
@@ -358,10 +368,10 @@ def _on_stand_ins(
 ) -> Tuned:
     """The setting that is best on public records, where truth may be looked at; then one training, in full."""
     found = compare(public, grid=list(grid), seeds=(seed,), folder=place / "stand-ins")
-    scores = [row["accuracy"] for row in found.rows]
+    scores = [row["score"] for row in found.rows]
     if any(score is None for score in scores):
         raise UserError(f"{public} has no test records to choose by: give it some, e.g. [data] test = 0.2")
-    at = scores.index(max(scores))
+    at = scores.index(min(scores) if found.main in SMALLER else max(scores))
     config = configs[at]
     files = RunFolder(place / "training")
     files.make(fresh=False)

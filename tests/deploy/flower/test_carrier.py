@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -118,6 +120,20 @@ def test_a_node_that_fails_is_asked_again(first: Any) -> None:
 def test_a_silent_node_gets_a_copy_and_its_first_answer_counts() -> None:
     grid = Grid({"a": [None, Answer(b"1"), Answer(b"another")], "b": [Answer(b"2")]})
     assert _ask(grid)["a"] == Answer(b"1")
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["carrier", "negative control"])
+def test_no_copy_is_sent_while_a_long_answer_is_on_its_way(told: bool) -> None:
+    grid, begun = Grid({"a": [None, Answer(b"1")], "b": [Answer(b"2")]}), time.monotonic()
+
+    class Coming:
+        def __iter__(self) -> Iterator[str]:
+            return iter(["0"] if time.monotonic() < begun + 0.4 else [])  # then it is given up
+
+    if told:
+        grid.coming = Coming()  # type: ignore[attr-defined]
+    assert _ask(grid) == {"a": Answer(b"1"), "b": Answer(b"2")}
+    assert (time.monotonic() - begun > 0.4) == told
 
 
 def test_a_node_that_stays_silent_is_left_out_in_time() -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from modicum.cli import run
 from modicum.cli.app import app
-from modicum.deploy.flower import server_app
+from modicum.deploy.flower import gate, keys, link, server_app
 from modicum.deploy.flower.follow import STARTED, Started, follow, forget_earlier, note_start, round_age, status_of
 from modicum.deploy.flower.project import LOG_FILE, STATUS, settings, write_project
 from modicum.errors import UserError
@@ -174,3 +174,12 @@ def test_a_round_that_is_long_ago_is_told(tmp_path: Path) -> None:
     then = time.time() - 90
     os.utime(metrics, (then, then))
     assert 89 < (round_age(tmp_path) or 0) < 120
+
+
+def test_who_waits_for_no_number_of_seconds_is_told_at_once(tmp_path: Path) -> None:
+    """`--wait nan` once waited for ever."""
+    keys.make_tls(tmp_path)
+    gate.make_token(tmp_path)
+    for seconds in (float("nan"), -1.0):
+        with pytest.raises(UserError, match="no SuperLink answers"):
+            link.wait_for("127.0.0.1:1", tmp_path, seconds)

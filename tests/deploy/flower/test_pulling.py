@@ -17,19 +17,22 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
 
 from modicum.deploy.flower import grid, parcel, pulling
+from tests.deploy.flower.helpers import wait_until
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, seconds in {"STALL": 0.6, "WAIT": 0.01}.items():
-        monkeypatch.setattr(pulling, name, seconds)
+    monkeypatch.setattr(grid, "STALL", 0.6)
+    monkeypatch.setattr(pulling, "WAIT", 0.01)
     for name, number in {"_task_id": 9, "_run_id": 8, "_node_id": 7}.items():  # as in a running ServerApp
         monkeypatch.setattr(TaskIdentity, name, number)
 
 
 def message(text: str) -> tuple[ObjectTree, dict[str, bytes]]:
-    """How it is cut, and its pieces by name."""
-    made = Message(RecordDict({"about": ConfigRecord({"said": text})}), 3, parcel.MESSAGE_TYPE, ttl=60)
+    """How it is cut, and its pieces by name; one that is called long has many."""
+    body = bytes(parcel.WHOLE + 1) if text == "long" else b""
+    found = RecordDict({**parcel._content({}, body), "about": ConfigRecord({"said": text})})
+    made = Message(found, 3, parcel.MESSAGE_TYPE, ttl=60)
     made.metadata.__dict__["_message_id"] = made.object_id
     pieces = inflatable.get_all_nested_objects(made)
     return inflatable.get_object_tree(made), {name: one.deflate() for name, one in pieces.items()}
@@ -105,8 +108,8 @@ def test_negative_control_flower_waits_for_the_first() -> None:
 def test_who_stops_sending_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
     link = Link(late=False)
     with pytest.raises(ObjectPullError, match="its sender has stopped"):
-        pulling.whole(link, None, 8, link.trees[0])
-    grid_at(link)._fetch(link.trees[0])
+        pulling.whole(link, None, 8, link.trees[0], 0.6)
+    grid_at(link)._fetch("1", link.trees[0])
     assert "did not come in full" in caplog.text
 
 
@@ -117,4 +120,19 @@ def test_pieces_that_are_no_message_are_none() -> None:
         (tree,) = link.trees
         link.pieces = dict.fromkeys(link.pieces, content.replace(b"%s", tree.object_id.encode()))
         with pytest.raises(ObjectPullError, match="do not form a message"):
-            pulling.whole(link, None, 8, tree)
+            pulling.whole(link, None, 8, tree, 0.6)
+
+
+def test_a_long_answer_that_is_on_its_way_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy would be asked for in vain, and come behind it. A short one may be asked for again at any time."""
+    monkeypatch.setattr(grid, "LOOK", 0.01)
+    link = Link(long=False, late=False)
+    made = grid_at(link)
+    made.pull_messages(["1", "2"])
+    assert made.coming == {"1"}
+    link.missing.clear()
+    wait_until(lambda: not made.coming, 5, "it has come")
+    made = grid_at(Link(long=False))
+    made.pull_messages(["1"])
+    assert made.coming == {"1"}
+    wait_until(lambda: not made.coming, 5, "it is given up")

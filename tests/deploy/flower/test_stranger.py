@@ -215,6 +215,9 @@ def test_the_gate_asks_for_the_token_at_its_port_only(tmp_path: Path) -> None:
     ):  # unread: Flower would read all of it before it asks who
         assert not asyncio.run(ask(8, gate.OBJECT, size=size))
     assert asyncio.run(ask(8, gate.OBJECT, size=str(gate.LARGEST).encode()))
+    for path in gate.APPS:  # a local user has no task's token, and Flower reads first here too
+        assert not asyncio.run(ask(9, path, size=str(gate.LARGEST + 1).encode()))
+        assert path == gate.QUESTIONS or asyncio.run(ask(9, path, size=str(gate.LARGEST).encode()))
     for path in gate.NODES - {gate.OBJECT, gate.ANSWERS}:
         assert not asyncio.run(ask(8, path, size=str(gate.SMALL + 1).encode()))
         assert asyncio.run(ask(8, path, size=str(gate.SMALL).encode()))

@@ -49,3 +49,26 @@ def test_a_project_behind_secure_aggregation(tmp_path: Path, capsys: pytest.Capt
     assert run(app, ["flower", "init", str(tmp_path / "q"), "--silos", "a", "--secure"]) == 2
     assert capsys.readouterr().err.strip().endswith("name at least two")
     assert not (tmp_path / "q").exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        (["--silos", "../a,b"], "'../a' has other characters"),
+        (["--silos", "ca.key,b"], "'ca.key' has other characters"),  # the authority's own
+        (["--port", "70000"], "70000"),
+        (["--host", ""], "no machine's name"),
+    ],
+)
+def test_names_that_files_cannot_have_are_one_line(
+    more: list[str], expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(app, ["flower", "init", str(tmp_path / "p"), *more]) == 2
+    said = capsys.readouterr().err
+    assert expected in said
+    assert said.count("\n") == 1
+    (tmp_path / "file").write_text("")
+    assert run(app, ["flower", "init", str(tmp_path / "file")]) == 2
+    assert run(app, ["flower", "keys", "make", str(tmp_path / "file")]) == 2
+    assert run(app, ["flower", "keys", "node", str(tmp_path / "file" / "a")]) == 2
+    assert run(app, ["silo", "key", str(tmp_path / "file" / "a")]) == 2

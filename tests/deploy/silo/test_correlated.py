@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
+import torch
+from torch import Tensor
 
-from modicum.deploy.silo.wire import Code
+from modicum.core.messages import Noised, decode
+from modicum.deploy.silo.wire import Code, Kind
 from modicum.errors import UserError
 from modicum.federation import clients
 from modicum.federation.clients import Clients
 from modicum.privacy.events import Cyclic
+from modicum.privacy.noise import one_place
 from modicum.privacy.verify import verify
 from tests.deploy.silo.helpers import EXPERIMENT, Server, ledger_of, opened, own_records, write_silo
 
@@ -170,3 +175,45 @@ def test_a_trusted_server_s_correlated_noise_is_refused(tmp_path: Path) -> None:
     path = silo(tmp_path, secret=None, text=text)
     with pytest.raises(ValueError, match="record-level method"), opened(path) as server:
         joined(server)
+
+
+@pytest.mark.parametrize("way", ["copy", "older state", "key after the end", "negative control"])
+def test_rows_are_drawn_in_one_place(tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Folder and account together, so that neither notices: two models under one noise tell the difference."""
+    first, other = tmp_path / "first", tmp_path / "other"
+
+    def update(path: Path, model: float) -> Tensor:
+        with opened(path) as server:
+            joined(server)
+            asked = server.proposal(1)
+            ramp = torch.linspace(-model, model, len(asked.model))
+            assert server.propose(1, model=ramp).refused is None
+            message = decode(server.sent[1][0])
+            assert isinstance(message, Noised)
+            return message.update
+
+    path = silo(first)
+    with opened(path) as server:
+        assert joined(server).propose(0).refused is None
+    shutil.copytree(first, other)
+    copy = other / path.name
+    if way == "negative control":
+        monkeypatch.setattr(one_place.OnePlace, "__init__", lambda *_, **__: None)
+        for name in ("check", "note"):
+            monkeypatch.setattr(one_place.OnePlace, name, lambda *_: None)
+        shutil.copytree(first, tmp_path / "third")
+        told = update(path, 0.0)
+        assert torch.equal(told, update(copy, 0.0))  # the same noise
+        assert not torch.equal(told, update(tmp_path / "third" / path.name, 5.0))
+        return
+    update(path, 0.0)
+    if way == "key after the end":
+        with opened(path) as server:
+            assert joined(server).ask(Kind.FINISH).refused is None
+        assert not key_of(path).exists()
+    if way != "copy":  # into the same files: only the line beside the run's folder is newer
+        for kept in ("state-ward", "account-ward"):
+            shutil.copytree(other / kept, first / kept, dirs_exist_ok=True)
+        copy = path
+    with pytest.raises(UserError, match="put back from a backup"), opened(copy):
+        pass

@@ -406,6 +406,25 @@ def test_an_invitation_that_names_too_many_is_refused_unread(waiting: Server) ->
     assert waiting.join(multipliers=spare).refused is Code.MALFORMED
 
 
+def test_another_version_at_the_socket_is_one_line(tmp_path: Path) -> None:
+    """After an upgrade of one of the two: whoever asks is told, and not by a traceback."""
+    path = tmp_path / "s.sock"
+    with socket.socket(socket.AF_UNIX) as listener, ThreadPoolExecutor(1) as pool:
+        listener.bind(str(path))
+        listener.listen(1)
+
+        def older() -> None:
+            link, _ = listener.accept()
+            with link:
+                link.sendall(HEADER.pack(MAGIC, VERSION - 1, 1, 0))
+                link.recv(1 << 10)
+
+        done = pool.submit(older)
+        with pytest.raises(UserError, match="another version answers"):
+            ask(path, Kind.HELLO, timeout=5)
+        done.result(5)
+
+
 def _raw(server: Server, head: bytes) -> Answer:
     with socket.socket(socket.AF_UNIX) as link:
         link.settimeout(10)

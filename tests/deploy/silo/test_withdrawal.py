@@ -22,7 +22,7 @@ from modicum.deploy.silo.own import own_experiment
 from modicum.deploy.silo.silo import Silo
 from modicum.deploy.silo.spec import read_spec
 from modicum.deploy.silo.wire import Code
-from modicum.deploy.silo.withdrawal import NOTES, Table, withdraw
+from modicum.deploy.silo.withdrawal import NOTES, Notes, Table, withdraw
 from modicum.errors import UserError
 from modicum.federation.clients import Clients
 from modicum.privacy.ledger import Ledger
@@ -287,6 +287,22 @@ def test_a_record_known_by_contents_is_found_where_it_went(tmp_path: Path) -> No
     assert (~present).nonzero().flatten().tolist() == [ROW]
 
 
+def test_of_two_alike_both_are_found_where_they_went(tmp_path: Path) -> None:
+    """The first one's new row is the second one's old row, which alone would look as if it had stayed."""
+    path = silo_file(tmp_path)
+    file = tmp_path / "records-ward" / "ward.npz"
+    with np.load(file) as arrays:
+        x, y = arrays["x"], arrays["y"]
+    x[ROW], y[ROW] = x[ROW - 1], y[ROW - 1]
+    np.savez(file, x=x, y=y)
+    note(path, ROW)
+    note(path, ROW + 1)
+    spec = read_spec(path)
+    np.savez(file, x=np.roll(x, 1, 0), y=np.roll(y, 1, 0))
+    table = Table.of(spec, own_experiment(spec).federation.data.clients[0])
+    assert set(table.rows_of(Notes.read(spec.account_folder)).values()) == {ROW, ROW + 1}
+
+
 def test_a_record_that_cannot_be_recognised_is_not_let_back_in(tmp_path: Path) -> None:
     path = silo_file(tmp_path)
     note(path)
@@ -302,6 +318,21 @@ def test_a_record_that_cannot_be_recognised_is_not_let_back_in(tmp_path: Path) -
     with opened(path) as server:
         joined(server)
         assert server.propose(0).refused is None
+
+
+def test_a_second_note_on_a_moved_record_is_none(tmp_path: Path) -> None:
+    path = silo_file(tmp_path)
+    note(path)
+    file = tmp_path / "records-ward" / "ward.npz"
+    with np.load(file) as arrays:
+        x, y = arrays["x"], arrays["y"]
+    np.savez(file, x=np.roll(x, 1, 0), y=np.roll(y, 1, 0))
+    spec = read_spec(path)
+    own = own_experiment(spec).federation.data.clients[0]
+    assert withdraw(spec, own, row=ROW + 1) == []
+    assert withdraw(spec, own, row=ROW)  # who has its old row now: the first one stays withdrawn
+    rows = Table.of(spec, own).rows_of(Notes.read(spec.account_folder))
+    assert set(rows.values()) == {ROW - 1, ROW}
 
 
 @pytest.mark.parametrize("damage", ["notes", "since", "lost"])

@@ -129,7 +129,7 @@ def _layer_norm(layer: Any, a: Tensor, g: Tensor) -> Pieces:
     both = norm_gradients(a, g, layer.eps) if len(shape) == 1 else None
     if both is not None:
         return {name: Dense(t) for name, t in zip(("weight", "bias"), both, strict=True)}
-    standard = functional.layer_norm(a, shape, eps=layer.eps)
+    standard = functional.layer_norm(a.to(g.dtype), shape, eps=layer.eps)  # of halves too
     found: Pieces = {"weight": Dense(_over_places(standard.mul_(g), shape))}
     if layer.bias is not None:
         found["bias"] = Dense(_over_places(g, shape))
@@ -142,7 +142,7 @@ def _over_places(g: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 def _rms_norm(layer: Any, a: Tensor, g: Tensor) -> Pieces:
     shape = layer.normalized_shape
-    standard = functional.rms_norm(a, shape, eps=layer.eps)
+    standard = functional.rms_norm(a.to(g.dtype), shape, eps=layer.eps)
     return {"weight": Dense(_over_places(standard.mul_(g), shape))}
 
 

@@ -39,7 +39,8 @@ class GridCarrier:
         patience = RESEND + EACH * len(bodies)
         while len(answered) < len(bodies) and time.monotonic() < end:
             now = time.monotonic()
-            wanted = [n for n in bodies if n not in answered and due[n] <= now]
+            here = answered | self._begun(outstanding)
+            wanted = [n for n in bodies if n not in here and due[n] <= now]
             if wanted:
                 sent: dict[str, str] = {}
                 asked = {n: bodies[n] for n in wanted}
@@ -60,6 +61,11 @@ class GridCarrier:
         self._say("")
         for name in bodies.keys() - answered:
             LOG.warning("no answer from %s within %g s", name, seconds)
+
+    def _begun(self, outstanding: Mapping[str, str]) -> set[str]:
+        """Whose answers are on their way: a copy would have the same bytes, and come behind them."""
+        coming = tuple(getattr(self.grid, "coming", ()))  # Flower's own grid does not tell
+        return {outstanding[one] for one in coming if one in outstanding}
 
     def _waiting_for(self, names: Sequence[str]) -> str:
         shown = [n if n in self._connected else f"{n} (its node is not connected)" for n in names]

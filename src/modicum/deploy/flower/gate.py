@@ -121,7 +121,7 @@ class Gate:
             return _of_a_size(scope) if path in NODES else 404
         if path in OPERATORS:
             return 200 if self._shown(scope) else 401
-        return 200 if path in APPS else 404
+        return _of_a_size(scope) if path in APPS else 404
 
     def _shown(self, scope: Scope) -> bool:
         given = [value for name, value in scope["headers"] if name == b"authorization"]
@@ -157,7 +157,8 @@ def _of_a_size(scope: Scope) -> int:
     given = [value for name, value in scope["headers"] if name in (b"content-length", b"transfer-encoding")]
     if len(given) != 1 or not given[0].isdigit() or len(given[0]) > 20:
         return 411
-    return 200 if int(given[0]) <= (LARGEST if scope["path"] == OBJECT else SMALL) else 413
+    small = scope["path"] in NODES - {OBJECT}
+    return 200 if int(given[0]) <= (SMALL if small else LARGEST) else 413
 
 
 async def _refuse(send: Send, status: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,7 @@ def make_tls(folder: Path, hosts: Sequence[str] = ("127.0.0.1", "localhost"), *,
     if all(path.exists() for path in (tls.ca, tls.certificate, tls.key)):
         return tls
     x509, ec, hashes, serialization = _cryptography()
+    _check_hosts(hosts)
     folder.mkdir(parents=True, exist_ok=True)
     key, name = ec.generate_private_key(ec.SECP384R1()), _name(x509, "modicum authority")
     ca = _certificate(x509, hashes, name, name, key.public_key(), key, AUTHORITY_DAYS, None)
@@ -52,6 +54,7 @@ def renew(folder: Path, hosts: Sequence[str] = ()) -> datetime.datetime:
         UserError: The authority's files are not there, do not belong together, or have expired.
     """
     x509, _, _, serialization = _cryptography()
+    _check_hosts(hosts)
     tls = Tls(folder / "ca.crt", folder / "server.crt", folder / "server.key")
     try:
         ca = x509.load_pem_x509_certificate(tls.ca.read_bytes())
@@ -126,12 +129,21 @@ def check_tls(tls: Tls) -> None:
         )
 
 
+def _check_hosts(hosts: Sequence[str]) -> None:
+    for host in hosts:
+        if not re.fullmatch(r"[A-Za-z0-9.:-]{1,64}", host):
+            raise UserError(f"{host!r} is no machine's name or address: write one like study.example.org")
+
+
 def make_node_key(path: Path) -> Path:
     """A P-384 key pair in OpenSSH format, as Flower's node authentication takes it; `path.pub` is public."""
     if not path.exists():
         _, ec, _, serialization = _cryptography()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_pair(path, ec.generate_private_key(ec.SECP384R1()), serialization)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_pair(path, ec.generate_private_key(ec.SECP384R1()), serialization)
+        except OSError as error:
+            raise UserError(f"cannot write {path} ({error.strerror}): choose another file") from None
     return path
 
 

@@ -89,7 +89,7 @@ def wait_for(
         except Exception as error:
             left = end - time.monotonic()
             gone = alive is not None and not alive()
-            if left <= 0 or gone:
+            if not left > 0 or gone:  # also of no number
                 raise UserError(
                     f"no SuperLink answers at {address} ({_why(error)}): check that it runs, its address and its "
                     "certificate"

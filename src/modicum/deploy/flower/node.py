@@ -22,6 +22,8 @@ PATIENCE = 20.0  # seconds for a silo that restarts
 TIMEOUT = 3600.0  # seconds for a silo that computes
 BUSY, IDLE = 0.2, 2.0  # seconds between looks for messages: while a run goes on, and long after
 AGAIN = 1.0  # seconds before a server that is away is asked again
+STALL = 30.0  # seconds without anything of the server's, which has ended then
+SLOW = 60.0  # seconds for a piece of an answer on a slow line, as many as the server's gate gives it
 PIECE, FEW = 5 * 2**20, 8  # bytes into which Flower cuts what is large, and pieces that any message may have
 ANSWER = 8 * 2**20  # bytes of one answer of the server's
 LARGEST = 1024  # MiB of one message, if nothing else is said
@@ -147,7 +149,7 @@ class Node:
             self._say(f"run {run} sends a message of more than {self.pieces} pieces: not fetched (--largest)")
             return
         try:
-            message = whole(self.client, node, run, tree)
+            message = whole(self.client, node, run, tree, STALL)
             began = time.monotonic()
             reply = Message(parcel.answer(self.answer(message.content)), reply_to=message)
             self._push(node, run, reply, time.monotonic() - began)
@@ -183,7 +185,10 @@ class Node:
             taken = self.client.PushMessages(request)
             push = make_push_object_fn_protobuf(self.client.PushObject, node, run, taken.session_id)
             wanted = set(taken.objects_to_push)
-            push_objects(inflatable.get_all_nested_objects(reply), push, object_ids_to_push=wanted)
+            # One after the other: two at a time would each have half of a slow line, and come too late.
+            push_objects(
+                inflatable.get_all_nested_objects(reply), push, object_ids_to_push=wanted, max_concurrent_pushes=1
+            )
 
 
 def _guard(client: Any) -> None:
@@ -200,6 +205,7 @@ def _guard(client: Any) -> None:
             raise httpx.RemoteProtocolError("it sends what no SuperLink sends: too long, or compressed")
 
     client.follow_redirects = False
+    client.timeout = httpx.Timeout(STALL, read=SLOW)
     client.event_hooks = {"request": [], "response": [doubt]}
 
 

@@ -8,12 +8,18 @@ from typing import TYPE_CHECKING, Any, cast
 if TYPE_CHECKING:
     from flwr.app import Message
 
-STALL = 30.0  # seconds without any piece of a message, after which its sender has given up
 WAIT = 0.5  # seconds before a piece is asked for again
 
 
-def whole(client: Any, node: Any, run: int, tree: Any) -> Message:
+def whole(client: Any, node: Any, run: int, tree: Any, stall: float) -> Message:
     """The message that a tree names, once all of its pieces have come. Flower's own loop waits up to two hours.
+
+    Args:
+        client: fetches a piece.
+        node: who fetches.
+        run: of which run.
+        tree: names the pieces.
+        stall: seconds without any piece, after which its sender has given up.
 
     Raises:
         ObjectPullError: It was taken back, its pieces stopped coming, or they are no message.
@@ -35,7 +41,7 @@ def whole(client: Any, node: Any, run: int, tree: Any) -> Message:
                 contents[name] = pull(name)
                 last = time.monotonic()
             except ObjectUnavailableError:
-                if time.monotonic() - last > STALL:
+                if time.monotonic() - last > stall:
                     raise ObjectPullError(name, "its sender has stopped") from None
                 time.sleep(WAIT)
     objects.make_confirm_message_received_fn_protobuf(client.ConfirmMessageReceived, node, run)(tree.object_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -109,6 +110,10 @@ def write_template(folder: Path, names: Sequence[str], host: str, port: int, *, 
     """
     if not names or len(set(names)) != len(names):
         raise UserError("give each silo a name of its own: --silos hospital-a,hospital-b,hospital-c")
+    if odd := [name for name in names if not re.fullmatch(r"[\w-]{1,60}", name)]:
+        raise UserError(
+            f"a silo's name becomes a file's: {odd[0]!r} has other characters than letters, digits, - and _"
+        )
     if secure and len(names) < 2:
         raise UserError("secure aggregation needs a silo that does not collude with the server: name at least two")
     if folder.exists() and any(folder.iterdir()):

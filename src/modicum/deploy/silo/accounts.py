@@ -6,7 +6,7 @@ import json
 import logging
 
 from modicum.deploy.silo.account import Account, new_account
-from modicum.deploy.silo.signing import read_public
+from modicum.deploy.silo.signing import raw_public, read_public, read_signing_key
 from modicum.deploy.silo.spec import SiloSpec
 from modicum.deploy.silo.terms import Join
 from modicum.deploy.silo.wire import Code, Refuse
@@ -39,21 +39,25 @@ def _own(spec: SiloSpec, account: Account, heard: tuple[Statement, ...]) -> str 
     shown = account.shown()
     if shown is None:
         return None
+    found = objection(spec.name, shown, heard, new=new_account(spec))
     for one in heard:
         if one.id == shown.id and not account.holds(one):
-            return (
+            found = (
                 f"the account in {spec.account_folder} is an older copy: the server remembers entry "
                 f"{one.entries} of it (head {one.head[:12]}…), which is not here; what was drawn since would be "
                 "spent twice: put the last copy back"
             )
-    return objection(spec.name, shown, heard, new=new_account(spec))
+    own = raw_public(read_signing_key(spec.key))
+    if found is not None and not all(one.said_by(spec.name, own) for one in heard):
+        found += "; this silo's key has not signed what the server says: if that key is as it was, the server lies"
+    return found
 
 
 def remember_accounts(spec: SiloSpec, account: Account, body: bytes) -> None:
     """What the others stated when they joined, as the server passes it on when a run is over."""
     try:
         said = read_statements(json.loads(body)) if body else {}
-    except ValueError:
+    except (ValueError, RecursionError):
         raise Refuse(Code.MALFORMED) from None
     witness = witness_of(spec, account)
     if witness is not None:

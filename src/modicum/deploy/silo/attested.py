@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 SCHEMA = "modicum-attested/1"
 FILE = "attested.json"  # in the folder of a silo or server
 LARGEST = 256 << 20  # bytes of a file
+DEEPEST = 50  # levels of a part: what is nested more deeply may be read and yet not be written
 _DOMAIN = b"modicum certificate\x01"
 _FIELDS = {"party", "certificate", "digests", "entries", "key", "signature"}
 
@@ -86,6 +87,8 @@ class Part:
             raise UserError("a part's party, key and signature are texts")
         if not isinstance(value["certificate"], dict) or not isinstance(value["entries"], list):
             raise UserError("a part holds a certificate and entries")
+        if _deeper(value, DEEPEST):
+            raise UserError("a part is nested without end")
         return cls(**value)
 
     def verified(self) -> Verification:
@@ -116,6 +119,14 @@ def _without_digests(certificate: Certificate, entries: Entries) -> Certificate:
         rebuild(entries, Path(place) / LEDGER)
         with Ledger.open(Path(place) / LEDGER, read_only=True) as ledger:
             return replace(certificate, head=ledger.head(), entries=len(ledger))
+
+
+def _deeper(value: Any, most: int) -> bool:
+    level = [value]
+    while level and most >= 0:
+        inside = (one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list))
+        level, most = [one for many in inside for one in many], most - 1
+    return bool(level)
 
 
 def write_attested(path: Path, parts: Iterable[Part]) -> None:

@@ -57,7 +57,7 @@ def unseal(server: bytes, kind: int, silo: str, sealed: bytes) -> tuple[str, byt
     try:
         (length,) = _LENGTH.unpack_from(content)
         said, to, run, _ = json.loads(bytes(content[_LENGTH.size : _LENGTH.size + length]))
-    except (ValueError, TypeError, struct.error):
+    except (ValueError, TypeError, RecursionError, struct.error):
         raise Refuse(Code.MALFORMED) from None
     if (said, to) != (kind, silo) or not isinstance(run, str):
         raise Refuse(Code.UNKNOWN_CLIENT if to != silo else Code.MALFORMED)

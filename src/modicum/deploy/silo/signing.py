@@ -24,9 +24,9 @@ def make_signing_key(path: Path) -> Path:
 
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
+            write_pair(path, Ed25519PrivateKey.generate(), serialization)
         except OSError as error:
             raise UserError(f"cannot write {path} ({error.strerror}): choose another file") from None
-        write_pair(path, Ed25519PrivateKey.generate(), serialization)
     return path
 
 

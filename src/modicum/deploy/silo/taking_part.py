@@ -26,7 +26,7 @@ from modicum.deploy.silo.withdrawal import Withdrawn
 from modicum.errors import UserError, counted
 from modicum.federation.clients import Answer as Answered
 from modicum.federation.clients import Client, Clients
-from modicum.federation.correlate import own_rows_source
+from modicum.federation.correlate import own_rows_source, place_of
 from modicum.federation.experiment import Experiment, Prepared
 from modicum.federation.foreign import foreign_parts
 from modicum.federation.run_folder import RunFolder
@@ -37,6 +37,7 @@ from modicum.privacy.lifetime import DrawRefused
 from modicum.privacy.noise import NoiseSource
 from modicum.privacy.noise.keyed import destroy_key
 from modicum.privacy.noise.lattice import Integers
+from modicum.privacy.noise.one_place import OnePlace
 from modicum.privacy.plan import PrivacyPlan
 
 if TYPE_CHECKING:  # what secure aggregation needs is an extra of its own
@@ -163,6 +164,7 @@ class TakingPart:
         )
         self.watch = GrantWatch(self.grant, method.mechanism.purpose)
         self._key = silo.files.noise_key
+        self._place: OnePlace | None = None
         self.clients = Clients(
             method,
             self.kit,
@@ -187,7 +189,11 @@ class TakingPart:
         return self.ledger.share_reserved() >= 1 and not self.ledger.unsettled()
 
     def _rows(self, noise: NoiseSource) -> NoiseSource | None:
-        return own_rows_source([self.plan], noise, self._key, begun=self.ledger.share_reserved() > 0)
+        begun = self.ledger.share_reserved() > 0
+        rows = own_rows_source([self.plan], noise, self._key, begun=begun)
+        if self._key.exists():
+            self._place = place_of(self._key, self.ledger, begun=begun)
+        return rows
 
     def close(self) -> None:
         """Let go of the ledger, and of the protocol's store where there is one."""
@@ -197,7 +203,7 @@ class TakingPart:
 
     def finish(self) -> None:
         """The run is over: its noise cannot be drawn again."""
-        destroy_key(self._key)
+        self._end_noise()
         if self.secure is not None:
             self.secure.finish()
             self.clients.acknowledge(self.terms.config.run.rounds)
@@ -246,12 +252,19 @@ class TakingPart:
             LOG.warning("round %d is refused: %s", b.round + 1, why)
             raise Refuse(self.watch.refused or FROM_LEDGER.get(answer.reason, Code.NOT_PLANNED))
         self.account.remember(self.ledger)
+        if self._place is not None:
+            self._place.note(self.ledger.head())
         if self._all_sent:
-            destroy_key(self._key)
+            self._end_noise()
         self._tell(b, charged)
         # The server proposes a round only after it has stored all earlier ones.
         self.clients.acknowledge(b.round)
         return answer
+
+    def _end_noise(self) -> None:
+        if self._place is not None:
+            self._place.end()
+        destroy_key(self._key)
 
     def _draw(self) -> None:
         """From its first reservation on, the run has drawn on the account whatever becomes of it."""

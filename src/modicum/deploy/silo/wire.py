@@ -141,6 +141,10 @@ def ask(
                 link.sendall(HEADER.pack(MAGIC, VERSION, kind, len(body)) + body)
                 status, length = read_header(link)
                 return answer_from(status, read_exactly(link, length))
+        except Refuse:
+            raise UnreachableError(
+                f"silo at {path}: another version answers, or no silo: restart it with the version that asks"
+            ) from None
         except (OSError, EOFError) as error:
             if time.monotonic() >= until:
                 if isinstance(error, TimeoutError):

@@ -49,6 +49,11 @@ class Note:
     mark: str
     date: str
 
+    @property
+    def name(self) -> str:
+        """What a run knows it by."""
+        return f"{self.mark}/{self.row}"
+
 
 @dataclass(frozen=True)
 class Notes:
@@ -108,25 +113,31 @@ class Table:
             said = b"record" + b"".join(values) + records.y[at].tobytes()
         return hashlib.blake2b(said, key=key, digest_size=16).hexdigest()
 
+    def found(self, notes: Notes) -> dict[str, int]:
+        """The row, from 0, of each note whose record is there, also where it went."""
+        stayed = {n.name: n.row - 1 for n in notes.notes if self._stands(n, notes.salt)}
+        found, marks = dict(stayed), list[str]()
+        for note in notes.notes:  # a person may have several rows: those of notes that stayed are taken
+            if note.name not in stayed:
+                marks = marks or [self.mark(row, notes.salt) for row in range(len(self))]
+                free = (row for row, mark in enumerate(marks) if mark == note.mark and row not in found.values())
+                at = next(free, None)
+                if at is not None:
+                    found[note.name] = at
+        return found
+
+    def _stands(self, note: Note, salt: str) -> bool:
+        return 1 <= note.row <= len(self) and self.mark(note.row - 1, salt) == note.mark
+
     def rows_of(self, notes: Notes) -> dict[str, int]:
         """The row, from 0, of each note; one whose record is not there is refused: it would come back unseen."""
-        found: dict[str, int] = {}
-        marks: dict[str, list[int]] | None = None
+        found = self.found(notes)
         for note in notes.notes:
-            at = note.row - 1
-            if not (0 <= at < len(self) and self.mark(at, notes.salt) == note.mark):
-                if marks is None:
-                    marks = {}
-                    for row in range(len(self)):
-                        marks.setdefault(self.mark(row, notes.salt), []).append(row)
-                free = [row for row in marks.get(note.mark, ()) if row not in found.values()]
-                if not free:
-                    raise UserError(
-                        f"the record withdrawn as row {note.row} on {note.date} is not in the table as it was: "
-                        "put it back, or withdraw the row that has its place (`modicum silo withdraw --row`)"
-                    )
-                at = free[0]
-            found[f"{note.mark}/{note.row}"] = at
+            if note.name not in found:
+                raise UserError(
+                    f"the record withdrawn as row {note.row} on {note.date} is not in the table as it was: "
+                    "put it back, or withdraw the row that has its place (`modicum silo withdraw --row`)"
+                )
         return found
 
 
@@ -153,11 +164,11 @@ def withdraw(spec: SiloSpec, own: ClientData, *, row: int | None = None, id: str
 def _noted(spec: SiloSpec, table: Table, chosen: Sequence[int]) -> list[Note]:
     before = Notes.read(spec.account_folder)
     today = datetime.now(UTC).date().isoformat()
-    new = [Note(r + 1, table.mark(r, before.salt), today) for r in chosen]
-    known = {(n.row, n.mark) for n in before.notes}
-    fresh = [n for n in new if (n.row, n.mark) not in known]
+    known = table.found(before)
+    fresh = [Note(r + 1, table.mark(r, before.salt), today) for r in chosen if r not in known.values()]
     replaced = {n.row for n in fresh}
-    notes = Notes(before.salt, (*(n for n in before.notes if n.row not in replaced), *fresh))
+    kept = (n for n in before.notes if n.name in known or n.row not in replaced)
+    notes = Notes(before.salt, (*kept, *fresh))
     _check_some_left(table, notes)
     if fresh:
         notes.write(spec.account_folder)

@@ -40,4 +40,5 @@ function parts(choice) {
   ];
 }
 
-const lawOf = ({ shape }) => (shape === 0 ? "logarithmic" : shape === 1 ? "geometric" : "Poisson");
+const LAWS = new Map([[0, "logarithmic"], [1, "geometric"], [null, "Poisson"]]);
+const lawOf = ({ shape }) => LAWS.get(shape) ?? `negative binomial of shape ${number(shape)}`;
