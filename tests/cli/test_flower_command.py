@@ -41,6 +41,31 @@ def test_no_nodes(experiment: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "--nodes must be at least 1" in _fails(capsys, "flower", "up", experiment, "--nodes", "0")
 
 
+@pytest.mark.parametrize(("option", "value"), [("--wait", "nan"), ("--wait", "-1"), ("--port", "0")])
+def test_up_waits_for_seconds_at_a_port(
+    option: str, value: str, experiment: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert option in _fails(capsys, "flower", "up", experiment, option, value)
+
+
+def test_a_path_that_cannot_be_used_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whichever verb it is: the file system's own word, with the path."""
+    (tmp_path / "file").write_text("")
+
+    def verb(**_: object) -> int:
+        (tmp_path / "file" / "below").mkdir()
+        return 0
+
+    assert run(verb) == 2
+    assert capsys.readouterr().err == f"modicum: cannot use {tmp_path / 'file' / 'below'}: Not a directory\n"
+
+    def broken(**_: object) -> int:
+        raise OSError("of no path: a defect of ours keeps its traceback")
+
+    with pytest.raises(OSError, match="a defect of ours"):
+        run(broken)
+
+
 def test_secure_aggregation_is_not_pretended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "e.toml"
     path.write_text(EXPERIMENT.replace('name = "dp-sgd"', 'name = "dp-fedavg"'))

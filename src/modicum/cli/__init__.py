@@ -30,6 +30,11 @@ def run(app: Callable[..., object], arguments: Sequence[str] | None = None) -> i
         one_line = message if message.startswith("Usage:") else f"modicum: {' '.join(message.split())}"
         print(one_line, file=sys.stderr)
         return 2
+    except OSError as error:
+        if error.filename is None:  # no path that somebody named
+            raise
+        print(f"modicum: cannot use {error.filename}: {error.strerror}", file=sys.stderr)
+        return 2
     except (Abort, KeyboardInterrupt):
         print("modicum: stopped", file=sys.stderr)
         return 130

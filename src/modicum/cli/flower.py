@@ -35,7 +35,9 @@ def up(
     file: Path = typer.Argument(help="An experiment in TOML, the same as for `modicum run`."),
     nodes: int | None = typer.Option(None, "--nodes", help="How many silos [default: the experiment's clients]."),
     out: Path | None = typer.Option(None, "--out", help="Folder; an interrupted run in it is continued."),
-    port: int | None = typer.Option(None, "--port", help="Port of the SuperLink [default: any free one]."),
+    port: int | None = typer.Option(
+        None, "--port", min=1, max=65535, help="Port of the SuperLink [default: any free one]."
+    ),
     wait: float = typer.Option(3600.0, "--wait", help="Seconds to wait for a round's answers."),
     options: list[str] = typer.Option([], "--set", help="Change a setting: --set run.rounds=10 (repeatable)."),
     track: list[str] = TRACK,
@@ -49,6 +51,8 @@ def up(
 
     if nodes is not None and nodes < 1:
         raise UserError(f"--nodes must be at least 1, got {nodes}")
+    if not wait > 0:
+        raise UserError(f"--wait must be seconds, more than 0, got {wait:g}")
     trackers = [tracker_named(one) for one in track]
     asked = [*options, *([f"data.clients={nodes}"] if nodes is not None else [])]
     config = read(file, asked)
